@@ -92,9 +92,9 @@ BREAKS = (
     ),
     Break(
         "A verdict is dropped when the store does not answer.",
-        "worker/owner_loop.py",
-        "pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes",
-        "pool.notes = notes + pool.notes",
+        "worker/steps.py",
+        "self._pool.verdicts = [*step.verdicts, *self._pool.verdicts]",
+        "self._pool.verdicts = [*self._pool.verdicts]",
         "tests/simulation",
     ),
     Break(

@@ -71,7 +71,6 @@ MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35}
 CROWDED_ROOMS = {
     "brokers/postgres/sql": 29,
     "brokers/redis/lua": 40,
-    "worker": 26,
 }
 """The rooms that hold too many files. A number here may only fall, and rooms may only leave."""
 

@@ -18,6 +18,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +30,11 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.early_leases import EarlyLeases
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.generic.owner_loop import RETRY, OwnerLoop
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
 from tidemill.core.job import Command, Lease, Note, Outcome, Owner, Verdict
 from tidemill.core.verdicts import given_back
-from tidemill.errors import BrokerUnavailable, TidemillError
+from tidemill.errors import BrokerUnavailable
 from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters
 
 log = logging.getLogger("tidemill.server")
@@ -40,11 +42,11 @@ log = logging.getLogger("tidemill.server")
 MAX_VERDICTS = 1000
 """The most verdicts in one step."""
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two attempts while the store fails; each pause is twice as long as the last."""
+SHORTEST_TICK, LONGEST_TICK = 0.1, 600.0
+"""Bounds of the time between two ticks of the broker, in seconds."""
 
-LONGEST_TICK = 600.0
-"""The longest time between two ticks of the broker, in seconds."""
+LOOP_PATIENCE = 2.0
+"""Seconds that the event loop has for the answers to its last clients."""
 
 
 Answer = tuple[asyncio.Future[Any] | None, bool | Exception]
@@ -76,7 +78,7 @@ def _deliver(answers: Sequence[Answer]) -> None:
             future.set_result(outcome)
 
 
-class Dispatcher:
+class Dispatcher(OwnerLoop):
     """The thread of one ``SharedOwner``, whose docstring explains the arguments.
 
     ``hand_over`` is called in the loop with the waiters to answer; each waiter holds its jobs.
@@ -94,13 +96,10 @@ class Dispatcher:
         on_commands: Callable[[Sequence[Command]], None] | None,
         on_lost_commit: Callable[[PendingCommit], None] | None,
     ) -> None:
+        super().__init__(broker, owner)
         self.inbox: collections.deque[Waiter | PendingVerdict] = collections.deque()
         self.gone: collections.deque[Waiter] = collections.deque()  # clients that have left
-        self.watched = frozenset[str]()  # queues whose jobs end the current sleep
-        self.asleep = False
         self.closing = False
-        self._broker = broker
-        self._owner = owner
         self._loop = loop
         self._hand_over = hand_over
         self._kinds = kinds
@@ -110,6 +109,7 @@ class Dispatcher:
         self._early = broker if on_lost_commit and isinstance(broker, EarlyLeases) else None
         self._merged = Mode.MERGED if Feature.MERGED in broker.features else Mode.STRICT
         self._waiters = Waiters()
+        self._first: Sequence[Waiter] = ()  # the clients whose first look is the latest step
         self._batch = BatchSize(few=bool(kinds.knows))  # many owners with ``knows`` may exist
         self._delay = CommitDelay(EACH_CLIENT)  # the wait before an exchange
         self._verdicts: list[PendingVerdict] = []
@@ -121,9 +121,9 @@ class Dispatcher:
         self._took = self._waited = 0.0  # seconds of the exchange without its wait, and of its wait
         self._marked = frozenset[str]()  # queues whose hints may go to this owner alone
         self._tick_at = 0.0  # monotonic time
+        self._has_work = False  # True when the next step must not wait
         self._held = 0  # jobs that clients may hold, lost jobs included
         self._held_is_known = True  # False: clients may hold jobs that are not counted
-        self._rest = threading.Event()
         self._thread = threading.Thread(target=self._run, name="server-dispatcher", daemon=True)
 
     # -- called by the event loop -----------------------------------------------------------------
@@ -141,6 +141,7 @@ class Dispatcher:
         """Wait until the thread has ended."""
         if self._thread.is_alive():
             self._thread.join()
+        self.free()
 
     def send(self, request: Waiter | PendingVerdict) -> None:
         """Queue a request for the next exchange."""
@@ -153,53 +154,56 @@ class Dispatcher:
         self._early_delay.arrived(len(self.inbox))
         self.wake()
 
-    def wake(self) -> None:
-        """End the thread's sleep, so that it looks at the inbox."""
-        # No wake-up is missed: the thread sets ``asleep`` before it reads the inbox.
-        if self.asleep:
-            self.asleep = False  # one wake-up is enough
-            self._rest.set()
-            self._broker.wake(self._owner.id)
-
     # -- in the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = SHORTEST_PAUSE
         while not self.closing:
-            try:
-                self._turn()
-                pause = SHORTEST_PAUSE
-                continue
-            except BrokerUnavailable as error:
-                log.warning("the server cannot reach its store: %s", error)
-                self._fail(error, [waiter for waiter in self._waiters if waiter.late])
-            except Exception as error:
-                log.log(
-                    logging.WARNING if isinstance(error, TidemillError) else logging.ERROR,
-                    "the server continues after an error of its store: %s",
-                    error,
-                    exc_info=not isinstance(error, TidemillError),
-                )
-                self._fail(error, list(self._waiters))
-            self._pause(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            self.turn()
         self._end()
 
-    def _turn(self) -> None:
-        """One exchange with the store; then a sleep when nothing is left to do."""
+    def collect(self) -> Step:
+        """Take the requests of clients, and make a step of them."""
         if self.inbox:
             self._delay.wait(self.inbox)
         self._collect()
-        want, first = self._next_want()
-        reply, answers = self._exchange(want)
-        served = self._hand_out_reply(reply, want, first)
+        want, self._first = self._next_want()
+        return self._step(want)
+
+    def _step(self, want: Want | None) -> Step:
+        self._verdicts = self._without_void(self._verdicts)
+        return Step(
+            self._owner.id,
+            [it.verdict for it in self._verdicts if it.verdict is not None],
+            want,
+            [it.touch for it in self._verdicts if it.touch is not None],
+            [note for it in self._verdicts for note in it.notes],
+        )
+
+    def hand_out(self, step: Step, reply: Reply) -> float:
+        """Give clients their jobs and answers."""
+        answers = self._answers(reply)
+        served = self._hand_out_reply(reply, step.want)
         # ``expect`` comes before the answers: a quick client's next request must not count twice.
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
         self._call_loop(_deliver, answers)
         self._answer(served)
-        self._obey(reply.commands)
-        if self._has_nothing_to_do():
-            self._sleep(reply.next_due)
+        if self._on_commands is not None:
+            self._call_loop(self._on_commands, [it for it in reply.commands if it.verb != "lost"])
+        self._has_work = not self._has_nothing_to_do()
+        return 0.0 if self._has_work else self._seconds_to_sleep(reply.next_due)
+
+    def lost(self) -> None:
+        """Forget that hints for some queues go to this owner alone."""
+        self._marked = frozenset()
+
+    def has_news(self) -> bool:
+        """True when a client waits for an exchange."""
+        return self._has_work or self.closing or bool(self.inbox)
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """The queues whose jobs end the current sleep."""
+        return self._marked if self.asleep else frozenset()
 
     # -- requests of clients ----------------------------------------------------------------------
 
@@ -249,20 +253,12 @@ class Dispatcher:
 
     # -- the exchange -----------------------------------------------------------------------------
 
-    def _exchange(self, want: Want | None) -> tuple[Reply, list[Answer]]:
-        """Hand in verdicts and lease jobs; return the reply and the answers to the verdicts."""
-        self._verdicts = self._without_void(self._verdicts)
-        step = Step(
-            self._owner.id,
-            [it.verdict for it in self._verdicts if it.verdict is not None],
-            want,
-            [it.touch for it in self._verdicts if it.touch is not None],
-            [note for it in self._verdicts for note in it.notes],
-        )
+    def exchange(self, step: Step) -> Reply:
+        """Hand in verdicts and lease jobs."""
         self._commit, self._waited = None, 0.0
         began = time.monotonic()
         try:
-            if self._early is not None and want is not None and want.count:
+            if self._early is not None and step.want is not None and step.want.count:
                 reply = self._early.exchange_early(step, self._hand_out_early)
             else:
                 reply = self._broker.exchange(step)
@@ -270,6 +266,10 @@ class Dispatcher:
             self._held_is_known = False  # the store may have done the step before the error
             raise
         self._took = time.monotonic() - began - self._waited
+        return reply
+
+    def _answers(self, reply: Reply) -> list[Answer]:
+        """The answers to all verdicts of a step."""
         settled, touched = iter(reply.settled), iter(reply.touched)
         answers: list[Answer] = [
             (it.answer, next(touched if it.verdict is None else settled))
@@ -278,24 +278,22 @@ class Dispatcher:
         self._verdicts, self._early_verdicts = [], []
         self._held += len(reply.leases) - sum(reply.settled)
         self._batch.learn(reply.leases)
-        return reply, answers
+        return answers
 
     def _without_void(self, verdicts: Sequence[PendingVerdict]) -> list[PendingVerdict]:
         """Refuse verdicts on jobs that were lost with a failed commit; return the others."""
         self._call_loop(_deliver, [(it.answer, False) for it in verdicts if it.is_void])
         return [it for it in verdicts if not it.is_void]
 
-    def _hand_out_reply(
-        self, reply: Reply, want: Want | None, first: Sequence[Waiter]
-    ) -> list[Waiter]:
+    def _hand_out_reply(self, reply: Reply, want: Want | None) -> list[Waiter]:
         """Hand out jobs that were not handed out early; return all clients to answer."""
         early = self._commit is not None
         leases = [it for it in reply.leases if not early or it.token in self._withheld]
         served = self._hand_out(leases, None, self._verdicts)
         if want is not None and len(reply.leases) < want.count:
             self._marked = frozenset(want.queues) if want.sleep else frozenset()
-            self._waiters.looked(first)
-            served += [waiter for waiter in first if waiter.late and not waiter.jobs]
+            self._waiters.looked(self._first)
+            served += [waiter for waiter in self._first if waiter.late and not waiter.jobs]
         return served
 
     def _hand_out(
@@ -379,15 +377,6 @@ class Dispatcher:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its clients with it
                 self._loop.call_soon_threadsafe(function, argument)
 
-    def _obey(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if command.verb == "lost":
-                log.warning("the store gave up this server; other owners get the server's jobs")
-                self._marked = frozenset()
-                self._broker.attach(self._owner)
-            elif self._on_commands is not None:
-                self._call_loop(self._on_commands, [command])
-
     def _has_nothing_to_do(self) -> bool:
         """Whether all clients had a look, all verdicts are stored, and hints reach this owner."""
         if self._waiters.to_look or self._verdicts or self._marked != self._waiters.queues():
@@ -396,28 +385,19 @@ class Dispatcher:
             self._delay.wait(self.inbox)
         return True
 
-    def _sleep(self, next_due: float) -> None:
+    def _seconds_to_sleep(self, next_due: float) -> float:
+        """The seconds until the next tick, or until a job for a waiting client comes due."""
         now = time.monotonic()
         if now >= self._tick_at:
-            self._tick_at = now + min(max(SHORTEST_PAUSE, self._broker.tick()), LONGEST_TICK)
-        until = self._tick_at - now
-        self.asleep, self.watched = True, self._marked
-        try:
-            if not (self.inbox or self.closing):
-                if self._waiters:  # only a waiting client needs a wake-up for a job that comes due
-                    until = min(until, next_due)
-                self._broker.wait(self._owner.id, until)
-        finally:
-            self.watched = frozenset()
-            self.asleep = False
+            self._tick_at = now + min(max(SHORTEST_TICK, self._broker.tick()), LONGEST_TICK)
+        return min(self._tick_at - now, next_due if self._waiters else math.inf)
 
-    def _pause(self, seconds: float) -> None:
-        """Wait after an error of the store. A wake-up ends the wait."""
-        self._rest.clear()
-        self.asleep = True
-        if not (self.inbox or self.closing):
-            self._rest.wait(seconds)
-        self.asleep = False
+    def failed(self, error: Exception) -> float:
+        """Give the error to clients. A store that is away may have jobs for clients later."""
+        self.say_away(error)
+        self._has_work, is_away = False, isinstance(error, BrokerUnavailable)
+        self._fail(error, [waiter for waiter in self._waiters if waiter.late or not is_away])
+        return RETRY
 
     def _fail(self, error: Exception, waiters: Sequence[Waiter]) -> None:
         """Give the error to clients that sent verdicts, and to these waiters.
@@ -441,12 +421,12 @@ class Dispatcher:
     def _end(self) -> None:
         """Answer all waiters without a job, and store the last verdicts."""
         self._answer_all()
-        _wait_for_loop(self._loop, LONGEST_PAUSE)  # the loop may give jobs back
+        _wait_for_loop(self._loop, LOOP_PATIENCE)  # the loop may give jobs back
         self._collect()
         try:
             while self._verdicts or self.inbox:
-                _, answers = self._exchange(Want(0, tuple(self._marked), sleep=False))
-                self._call_loop(_deliver, answers)
+                reply = self.exchange(self._step(Want(0, tuple(self._marked), sleep=False)))
+                self._call_loop(_deliver, self._answers(reply))
                 self._answer_all()
             if not self._stays or (self._held_is_known and not self._held):
                 self._broker.detach(self._owner.id)

@@ -111,7 +111,7 @@ class SharedOwner:
         if self.closing:
             return []
         waiter = Waiter(tuple(queues), count, mode, self._loop.create_future())
-        # The loop fills the inbox and then reads ``watched``. The thread sets ``watched`` and then
+        # The loop fills the inbox and then reads ``watched``. The thread falls asleep and then
         # reads the inbox. So no waiter is missed.
         self._dispatcher.inbox.append(waiter)
         if not self._joins(waiter, timeout):

@@ -6,7 +6,7 @@ Threads, and what each owns:
                 from the socket
     main        waits for signals. With a concurrency of 1, the main thread runs the sync jobs,
                 and another thread reads
-    timekeeper  sends (:mod:`.outbox`), and ends overdue jobs (:mod:`.timeouts`)
+    timekeeper  sends (:mod:`.child_protocol`), and ends overdue jobs (:mod:`.timeouts`)
     loop        one event loop for all async jobs (:mod:`.event_loop`)
 """
 
@@ -30,12 +30,11 @@ from tidemill.core.locks import Stopping
 from tidemill.core.retry import JobTerminated
 from tidemill.core.scoreboard import Scoreboard
 from tidemill.worker import verdicts
-from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Setup, Up
+from tidemill.worker.child_protocol import Closed, Down, MessageSocket, Outbox, Setup, Up
 from tidemill.worker.counting import Counting
 from tidemill.worker.event_loop import Loop, ProcessEvents
 from tidemill.worker.execute import ProcessExecutor, WaitingJob, run_sync
 from tidemill.worker.forked_children import handle_signal, is_child, isolate_children
-from tidemill.worker.outbox import Outbox
 from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.slots import TICK, PoolThread, Slots, Waits
 from tidemill.worker.stacks import Sampler, own_stacks

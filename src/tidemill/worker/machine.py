@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.owner_loop import poll
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import clock
 from tidemill.worker.child import Child
@@ -182,10 +183,7 @@ class Machine:
 
     def poll(self, fds: Sequence[int], timeout: float) -> list[int]:
         """Sleep until a descriptor is readable; return the readable descriptors."""
-        poll = select.poll()
-        for fd in fds:
-            poll.register(fd, select.POLLIN)
-        return [fd for fd, _ in poll.poll(timeout * 1000)]
+        return poll(fds, timeout)
 
     def watchdog(self, look: Callable[[], float], signals: int) -> Watchdog:
         """A second thread for the supervisor."""

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.client.worker_reports import Question
@@ -75,8 +76,7 @@ class ProcessPool:
         self.dispatch = Dispatch(self)
         self.reports = Reports(name, self.lock)
         self.history = WorkerHistory(name, settings.release, settings.waits.refused)
-        # True after a change that the supervisor must handle before it sleeps again.
-        self.news = False
+        self.news = False  # True after a change that the next step tells the store
         self.closing = False  # True when processes are no longer replaced
         self.interrupted = False  # True when the worker ended and killed a running job
         self._name = name
@@ -322,17 +322,15 @@ class ProcessPool:
         else:
             self._crashed(process)
 
-    def obey(self, command: Command) -> bool:
-        """Cancel or terminate a job that this worker holds.
-
-        Returns True when the next step cancels the job, since no process holds it.
-        """
+    def obey(self, command: Command) -> None:
+        """Cancel or terminate a job that this worker holds."""
         for process in self.processes:
             if command.token in process.held:
                 self.dispatch.unwanted.add(command.token)
                 process.tell(command)
-                return False
-        return self.dispatch.cancel_spare(command.token)
+                return
+        if self.dispatch.cancel_spare(command.token):
+            self.news = True
 
     def lose(self) -> None:
         """Drop all leases: other workers have these jobs, so the store refuses our verdicts."""
@@ -382,7 +380,7 @@ class ProcessPool:
             log.warning("%d worker processes are stuck; the longest stuck is killed", len(stuck))
             self.end(oldest)
 
-    def settled(self, verdicts: list[Verdict], shares: list[int]) -> None:
+    def settled(self, verdicts: Sequence[Verdict], shares: list[int]) -> None:
         """Free ``shares``; take stuck jobs off the scoreboard, since their attempts are stored."""
         stuck = {verdict.token for verdict in verdicts if verdict.hold}
         for process in self.processes if stuck else ():

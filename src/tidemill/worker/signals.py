@@ -16,11 +16,12 @@ _SIGNALS = (
 
 
 class Signals:
-    """Signals that have arrived and wait to be taken, and wake-ups for the supervisor's thread."""
+    """Signals that have arrived and wait to be taken."""
 
     def __init__(self) -> None:
-        self._read, self._write = _pair()
-        self._wakeup_read, self._wakeup_write = _pair()
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
 
     def install(self) -> Callable[[], None]:
         """Have this process's signals arrive here; return a function that restores the handlers.
@@ -44,42 +45,18 @@ class Signals:
         with contextlib.suppress(OSError):
             self._write.send(bytes([signum]))
 
-    def ring(self) -> None:
-        """Wake the supervisor's own thread, if it sleeps."""
-        with contextlib.suppress(OSError):
-            self._wakeup_write.send(b"x")
-
     def fileno(self) -> int:
         """A descriptor that is readable while a signal waits to be taken."""
         return self._read.fileno()
 
-    def fds(self) -> list[int]:
-        """The descriptors that the supervisor's own thread sleeps on."""
-        return [self._read.fileno(), self._wakeup_read.fileno()]
-
-    def heard(self) -> None:
-        """Clear the wake-up. Only the supervisor's own thread calls this, when it is awake."""
-        _drain(self._wakeup_read)
-
     def take(self) -> list[int]:
         """Take the waiting signals, each number once."""
-        return list(dict.fromkeys(_drain(self._read)))
+        try:
+            return list(dict.fromkeys(self._read.recv(4096)))
+        except BlockingIOError:
+            return []
 
     def close(self) -> None:
-        """Close all ends."""
-        for end in (self._read, self._write, self._wakeup_read, self._wakeup_write):
-            end.close()
-
-
-def _drain(end: socket.socket) -> bytes:
-    try:
-        return end.recv(4096)
-    except BlockingIOError:
-        return b""
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    read, write = socket.socketpair()
-    read.setblocking(False)
-    write.setblocking(False)
-    return read, write
+        """Close both ends."""
+        self._read.close()
+        self._write.close()

@@ -49,13 +49,13 @@ from tidemill.errors import (
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.machine import Machine, RuntimeFolder, ThisProcess
-from tidemill.worker.owner_loop import LAST_STEP, OwnerLoop
 from tidemill.worker.parts import Burst, DeployNote, Part, Snapshots
 from tidemill.worker.pool import ProcessPool
 from tidemill.worker.process import State
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
+from tidemill.worker.steps import LAST_STEP, WorkerLoop
 
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
@@ -191,7 +191,7 @@ class Supervisor:
         ]
         if settings.burst:
             self.parts.append(Burst(self.pool, self._stop_softly))
-        self._loop: OwnerLoop | None = None
+        self._loop: WorkerLoop | None = None
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
         self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
@@ -219,6 +219,8 @@ class Supervisor:
             return UNUSABLE
         finally:
             self._watchdog.close()
+            if self._loop is not None:
+                self._loop.free()
             self.pool.close()
             if self._mill is None and self.broker is not None:
                 self.broker.close()
@@ -250,16 +252,16 @@ class Supervisor:
         broker.attach(self.owner)
         hello = self.pool.hello or Hello()  # the first process may have died
         self.announce(Start(self.owner.name, broker.url, self.settings, hello))
-        loop = self._loop = OwnerLoop(broker, self.owner, self.pool, self.parts)
+        loop = self._loop = WorkerLoop(self, broker, self._machine)
         if self._stopping:  # a signal may have come while the loop was made
             loop.rest()
         try:
             while not (self._stopping and self.pool.over):
-                self._turn(loop)
+                loop.turn()
         finally:
             with self.pool.lock:
                 self.pool.end_all()
-            loop.end(lambda: self._poll([], self.settings.waits.retry))
+            loop.end()
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         if self._outgrown:
@@ -294,25 +296,35 @@ class Supervisor:
                 return None
 
     def _poll(self, fds: list[int], timeout: float) -> None:
-        self._take(self._machine.poll([*fds, *self.signals.fds()], timeout))
+        self.take(self._machine.poll([*fds, self.signals.fileno()], timeout))
 
     # -- one turn -------------------------------------------------------------------------------
 
-    def _turn(self, loop: OwnerLoop) -> None:
-        reply = loop.turn()
-        point("worker.exchanged")
-        self._hand_out(loop, reply)
-        self._collect(loop, reply.next_due)
-        point("worker.collected")
-
-    def _hand_out(self, loop: OwnerLoop, reply: Reply) -> None:
+    def hand_out(self, reply: Reply) -> None:
         """Give the leases of a reply to processes, and obey its commands."""
+        point("worker.exchanged")
         with self.pool.lock:
             self.pool.dispatch.deal(reply.leases)
             point("worker.handed")
-        for command in reply.commands:
-            self._obey(loop, command)
+            for command in reply.commands:
+                self._obey(command)
+            self._watchdog.expect(self.pool.next_look())
+
+    def fds(self) -> list[int]:
+        """The descriptors that end a sleep: the sockets of the processes, and the signals."""
         with self.pool.lock:
+            open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
+            return [self.signals.fileno(), *[process.fileno() for process in open_ones]]
+
+    def take(self, ready: Sequence[int]) -> None:
+        """Read what processes have said, and take signals, from these descriptors."""
+        with self.pool.lock:
+            by_fd = {process.fileno(): process for process in self.pool.processes}
+            for fd in ready:
+                if (process := by_fd.get(fd)) is not None:
+                    self.pool.read(process)
+                else:
+                    self._take_signals()
             self._watchdog.expect(self.pool.next_look())
 
     def _look(self) -> float:
@@ -322,13 +334,12 @@ class Supervisor:
         """
         with self.pool.lock:
             pool = self.pool
-            pool.news = False
             self._take_signals()
             pool.look_after()
             if self._stopping and not self._exit_at and clock.machine() >= self._stopping:
                 self._end_all()
-            if pool.news:
-                self.signals.ring()
+            if pool.news and self._loop is not None:
+                self._loop.wake()
             if self._exit_at and clock.machine() >= self._exit_at:
                 log.error("the store does not answer: jobs that ended last may run again")
                 self._machine.exit(INTERRUPTED)
@@ -340,46 +351,19 @@ class Supervisor:
         if not self._exit_at:
             self._exit_at = math.inf if self._mill else clock.machine() + STALLED
 
-    def _collect(self, loop: OwnerLoop, next_due: float) -> None:
-        """Sleep until the store, a process or a signal wakes the supervisor; read the frames."""
-        with self.pool.lock:
-            open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
-            fds = [process.fileno() for process in open_ones]
-        ready = loop.wait(next_due, [*fds, *self.signals.fds()])
-        if ready is not None:
-            self._take(ready)
-        else:
-            self._poll(fds, min(self.settings.waits.retry, next_due))
-
-    def _take(self, ready: list[int]) -> None:
-        with self.pool.lock:
-            by_fd = {process.fileno(): process for process in self.pool.processes}
-            for fd in ready:
-                if (process := by_fd.get(fd)) is not None:
-                    self.pool.read(process)
-                else:
-                    self.signals.heard()
-                    self._take_signals()
-            self._watchdog.expect(self.pool.next_look())
-
     # -- orders and signals ---------------------------------------------------------------------
 
-    def _obey(self, loop: OwnerLoop, command: Command) -> None:
-        if command.verb == "lost":
-            loop.begin_anew()
-            return
-        with self.pool.lock:
-            if command.verb in ("cancel", "terminate"):
-                if self.pool.obey(command):
-                    self.signals.ring()
-            elif command.verb == "quiet":
-                self._stop_at(self._stopping or math.inf)
-            elif command.verb.startswith("outgrown "):
-                self._leave(command.verb.removeprefix("outgrown "))
-            elif command.verb == "stop":
-                self._stop_softly()
-            elif (question := question_of(command.verb)) is not None:
-                self.pool.ask(question)
+    def _obey(self, command: Command) -> None:
+        if command.verb in ("cancel", "terminate"):
+            self.pool.obey(command)
+        elif command.verb == "quiet":
+            self._stop_at(self._stopping or math.inf)
+        elif command.verb.startswith("outgrown "):
+            self._leave(command.verb.removeprefix("outgrown "))
+        elif command.verb == "stop":
+            self._stop_softly()
+        elif (question := question_of(command.verb)) is not None:
+            self.pool.ask(question)
 
     def _leave(self, why: str) -> None:
         """Say once why the store no longer serves this worker."""
@@ -397,8 +381,8 @@ class Supervisor:
         for signum in signals:
             self._take_signal(signum, now)
         if signals:
+            self.pool.news = True
             self._watchdog.expect(clock.machine())
-            self.signals.ring()
 
     def _take_signal(self, signum: int, now: float) -> None:
         gently = signum in (signal.SIGTERM, signal.SIGINT)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,10 @@ async def test_a_job_that_comes_while_a_client_joins_is_not_slept_through(
     gets_up, real = threading.Event(), mill.broker.wait
     gets_up.set()
 
-    def wait(owner_id: str, timeout: float) -> None:
-        real(owner_id, timeout)
+    def wait(owner_id: str, timeout: float, fds: Sequence[int]) -> list[int]:
+        ready = real(owner_id, timeout, fds)
         gets_up.wait(30)
+        return list(ready)
 
     monkeypatch.setattr(mill.broker, "wait", wait)
     async with opened(mill) as shared_owner:

@@ -7,8 +7,8 @@ from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.core.job import Lease, Outcome, Verdict
-from tidemill.worker import owner_loop
-from tidemill.worker.owner_loop import HeldLeases
+from tidemill.worker import steps
+from tidemill.worker.steps import HeldLeases
 
 
 def leases(*tokens: int) -> list[Lease]:
@@ -67,7 +67,7 @@ def test_memory_of_verdicts_is_bounded(bound: str, monkeypatch: pytest.MonkeyPat
     clock = MovedClock(monkeypatch, speed=0.0)
     leases_held = HeldLeases()
     leases_held.settled([success(1, b"x" * 100)])
-    monkeypatch.setattr(owner_loop, bound, 1 if bound == "KEPT_MOST" else 100)
+    monkeypatch.setattr(steps, bound, 1 if bound == "KEPT_MOST" else 100)
     clock.advance(101 if bound == "KEPT_FOR" else 0)
     leases_held.settled([success(2, b"x" * 100)])
     assert strays(leases_held, 1, 2) == [(2, Outcome.SUCCESS), (1, Outcome.RELEASE)]

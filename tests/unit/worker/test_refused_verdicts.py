@@ -11,7 +11,7 @@ from tidemill.brokers.contract.exchange import Reply, Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.job import Lease, Note, Outcome, Owner, State, Verdict
 from tidemill.errors import StoreFull
-from tidemill.worker.owner_loop import RefusedVerdicts
+from tidemill.worker.steps import RefusedVerdicts
 
 POISON = "\ud800"
 """A text that no store takes."""

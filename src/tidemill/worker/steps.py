@@ -1,4 +1,4 @@
-"""The owner loop: the steps of a supervisor with its store, and what becomes of failed steps.
+"""The steps of a worker with its store: what goes into a step, and what becomes of its reply.
 
 A step hands in verdicts and notes and asks for leases. If a step fails, the next step hands in the
 same verdicts again, so no verdict is lost.
@@ -10,62 +10,75 @@ import collections
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidemill.brokers.contract.broker import SMALL_RESULT, Broker
-from tidemill.brokers.contract.exchange import Reply, Step, Want
+from tidemill.brokers.contract.exchange import Reply, Step, Want, is_lost
 from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.owner_loop import UNTAKEN, OwnerLoop
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
+from tidemill.core.crash_points import point
 from tidemill.core.envelope import RESULT_NOT_KEPT
-from tidemill.core.job import Lease, Note, Outcome, Owner, Verdict
+from tidemill.core.job import Lease, Note, Outcome, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, TidemillError
 from tidemill.worker.child_protocol import Hello, latest_notes
-from tidemill.worker.parts import Part
-from tidemill.worker.pool import ProcessPool
+from tidemill.worker.machine import Machine
 from tidemill.worker.process import unstarted
+
+if TYPE_CHECKING:
+    from tidemill.worker.supervisor import Supervisor
 
 log = logging.getLogger("tidemill.worker")
 
 LAST_STEP = 10.0
 """Seconds for which the worker repeats its last step if the store is away or full."""
 
-UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
-"""Errors of a store that is away or full: the call may be repeated."""
-
 SHORT_FOR = 60.0
 """Seconds in which a worker leases no job in advance, after a full store has refused a step."""
 
 
-class OwnerLoop:
-    """What an owner says to its store and hears from it: collect, exchange, hand out, wait.
+class WorkerLoop(OwnerLoop):
+    """The loop of a supervisor. The lock of the pool is free during a call of the store."""
 
-    Only the thread that calls the store uses the loop. The lock of the pool is free during a call.
-    """
-
-    def __init__(self, broker: Store, owner: Owner, pool: ProcessPool, parts: list[Part]) -> None:
-        self._broker = broker
-        self._owner = owner
-        self._pool = pool
-        self._parts = [part for part in parts if not (pool.closing and part.rests)]
+    def __init__(self, supervisor: Supervisor, store: Store, machine: Machine) -> None:
+        super().__init__(store, supervisor.owner, machine.poll)
+        self._supervisor = supervisor
+        self._store = store
+        self._pool = pool = supervisor.pool
+        self._parts = [part for part in supervisor.parts if not (pool.closing and part.rests)]
         self._settings = pool.settings
         self._due = 0.0  # machine time at which a part has something to do
-        self._pause_until = 0.0  # machine time until which no part is asked, after an error
+        self._paused = 0.0  # machine time until which no part is asked, after an error
         self._hello: Hello | None = None  # the latest that the parts have heard
+        self._step: Step | None = None  # the step that the store has not answered
+        self._shares: list[int] = []  # shares of the scoreboard that this step frees
         self._leases = HeldLeases()
-        self._refusals = RefusedVerdicts(owner.id)
-        self._troubled = False  # True when the latest log line says that the broker is away
+        self._refusals = RefusedVerdicts(supervisor.owner.id)
         self._short_until = 0.0  # until this machine time, no job is leased in advance
 
-    def turn(self) -> Reply:
-        """Have the parts do what is due, and make a step. The caller hands out the reply."""
-        if clock.machine() >= self._due or self._pool.hello is not self._hello:
+    def collect(self) -> Step:
+        """Have the parts do what is due, and collect what the processes have said."""
+        pool = self._pool
+        if clock.machine() >= max(self._due, self._paused) or pool.hello is not self._hello:
             self._ask_parts()
-        reply = self.exchange()
-        self._due = max(self._pause_until, min([part.due for part in self._parts]))
-        return reply
+        with pool.lock:
+            pool.news, takes = False, not pool.closing
+            want = self._want(takes)
+            pool.verdicts += pool.dispatch.place_spare()
+            verdicts, pool.verdicts = pool.verdicts, []
+            notes, pool.notes = latest_notes(pool.notes), []
+            self._shares = pool.shares.unsettled()
+            rows = pool.history.rows(settles=bool(verdicts) or not takes)
+            held = self._leases.held()
+            step = Step(self._owner.id, verdicts, want, notes=notes, held=held, history=rows)
+            for part in self._parts:
+                part.before_step(step)
+        self._step = step
+        return step
 
     def _ask_parts(self) -> None:
         """Have the parts do what is due. After an error there is a pause."""
@@ -77,83 +90,10 @@ class OwnerLoop:
         try:
             for part in self._parts:
                 if part.due <= now:
-                    part.look(self._broker)
+                    part.look(self._store)
         except (BrokerUnavailable, OSError) as error:
-            self._trouble(error)
-            self._pause_until = now + self._settings.waits.retry
-
-    def wait(self, next_due: float, fds: Sequence[int]) -> list[int] | None:
-        """Sleep until the store wakes this owner, or a descriptor is readable; None for trouble.
-
-        The sleep ends when a part is due, or after ``next_due`` seconds.
-        """
-        timeout = max(0.0, min(next_due, self._due - clock.machine()))
-        try:
-            return list(self._broker.wait(self._owner.id, timeout, fds))
-        except UNTAKEN as error:
-            self._trouble(error)
-            return None
-
-    def exchange(self) -> Reply:
-        """Make a step: hand in verdicts and notes, and ask for leases."""
-        pool, parts = self._pool, self._parts
-        with pool.lock:
-            takes = not pool.closing
-            want = self._want(takes)
-            pool.verdicts += pool.dispatch.place_spare()
-            verdicts, pool.verdicts = pool.verdicts, []
-            notes, pool.notes = latest_notes(pool.notes), []
-            shares = pool.shares.unsettled()
-            rows = pool.history.rows(settles=bool(verdicts) or not takes)
-            held = self._leases.held()
-            step = Step(self._owner.id, verdicts, want, notes=notes, held=held, history=rows)
-            for part in parts:
-                part.before_step(step)
-        try:
-            reply = self._broker.exchange(step)
-        except (BrokerUnavailable, OSError) as error:
-            self._trouble(error)
-            with pool.lock:
-                pool.verdicts, pool.notes = verdicts + pool.verdicts, notes + pool.notes
-            return Reply(next_due=self._settings.waits.retry)
-        except Exception as error:
-            if not (verdicts or notes or rows or isinstance(error, StoreFull)):
-                raise
-            return self._settle_refused(step, error)
-        again = self._leases.answered(step, reply)
-        with pool.lock:
-            pool.settled(verdicts, shares)
-            pool.history.settled(verdicts, reply.settled)
-            pool.verdicts += again
-        if reply.behind or again:
-            reply.next_due = 0.0
-        self._no_trouble()
-        try:
-            for part in parts:
-                part.after_reply(self._broker, reply)
-        except (BrokerUnavailable, OSError) as error:
-            self._trouble(error)
-            reply.next_due = self._settings.waits.retry
-        self._leases.lend(reply.leases)
-        return reply
-
-    def _settle_refused(self, step: Step, error: Exception) -> Reply:
-        """Settle the verdicts of a refused step by parts; the next step has the rest of them."""
-        if isinstance(error, StoreFull):
-            self._short_until = clock.machine() + SHORT_FOR
-        pool = self._pool
-        done = self._refusals.settle(self._broker, step.verdicts, step.notes, error)
-        answered = [*zip(step.verdicts, done.answers, strict=True)]
-        settled = [verdict for verdict, answer in answered if answer is not None]
-        self._leases.settled(settled)
-        self._leases.lend(done.reply.leases)
-        with pool.lock:
-            pool.settled(settled, [])
-            pool.history.settled(done.verdicts, done.answers, refused=True)
-            pool.verdicts += [verdict for verdict, answer in answered if answer is None]
-            pool.notes = [*done.notes, *pool.notes]
-        done.reply.next_due = min(done.reply.next_due, self._settings.waits.retry)
-        return done.reply
+            self._say(error)
+            self._paused = now + self._settings.waits.retry
 
     def _want(self, takes: bool) -> Want:
         """The want of the next step."""
@@ -169,65 +109,120 @@ class OwnerLoop:
             alone=pool.dispatch.can_isolate,
         )
 
-    def begin_anew(self) -> None:
-        """Drop all leases and attach again: the broker has given the leases to other workers."""
-        log.warning("the broker gave this worker up: others have its jobs; it begins anew")
+    def hand_out(self, step: Step, reply: Reply) -> float:
+        """Free what is settled, give the leases to processes, and have the parts act."""
+        self._step = None
+        self._refusals.say_room()
+        again = self._leases.answered(step, reply)
+        self._leases.lend(reply.leases)
+        pool = self._pool
+        with pool.lock:
+            pool.settled(step.verdicts, self._shares)
+            pool.history.settled(step.verdicts, reply.settled)
+            pool.verdicts += again
+        if reply.behind or again:
+            reply.next_due = 0.0
+        self._supervisor.hand_out(reply)
+        for part in self._parts:
+            part.after_reply(self._store, reply)
+        self._due = min([part.due for part in self._parts])
+        return max(0.0, min(reply.next_due, max(self._due, self._paused) - clock.machine()))
+
+    def failed(self, error: Exception) -> float:
+        """Have the next step say the same again; settle a refused step by parts."""
+        step, self._step = self._step, None
+        if step is None or isinstance(error, (BrokerUnavailable, OSError)):
+            self._say(error)
+            if step is not None:
+                with self._pool.lock:
+                    self._pool.verdicts = [*step.verdicts, *self._pool.verdicts]
+                    self._pool.notes = [*step.notes, *self._pool.notes]
+            return self._settings.waits.retry
+        if not (step.verdicts or step.notes or step.history or isinstance(error, StoreFull)):
+            raise error
+        return self._settle_refused(step, error)
+
+    def _settle_refused(self, step: Step, error: Exception) -> float:
+        """Settle the verdicts of a refused step by parts; the next step has the rest of them."""
+        if isinstance(error, StoreFull):
+            self._short_until = clock.machine() + SHORT_FOR
+        pool = self._pool
+        done = self._refusals.settle(self._broker, step.verdicts, step.notes, error)
+        answered = [*zip(step.verdicts, done.answers, strict=True)]
+        settled = [verdict for verdict, answer in answered if answer is not None]
+        self._leases.settled(settled)
+        self._leases.lend(done.reply.leases)
+        with pool.lock:
+            pool.settled(settled, [])
+            pool.history.settled(done.verdicts, done.answers, refused=True)
+            pool.verdicts += [verdict for verdict, answer in answered if answer is None]
+            pool.notes = [*done.notes, *pool.notes]
+        self._supervisor.hand_out(done.reply)
+        if is_lost(done.reply):
+            self.begin_anew()
+        return min(done.reply.next_due, self._settings.waits.retry)
+
+    def _say(self, error: Exception) -> None:
+        """Log once that the store is away, or full.
+
+        Raises:
+            Exception: the store will not come back, or the worker has an error. So the worker ends.
+        """
+        if isinstance(error, StoreGone) or not isinstance(error, UNTAKEN):
+            raise error
+        if isinstance(error, StoreFull):
+            self._refusals.say_full(error)
+        else:
+            self.say_away(error)
+
+    def lost(self) -> None:
+        """Drop all leases: other workers have these jobs."""
         with self._pool.lock:
             self._pool.lose()
             for part in self._parts:
                 part.forget()
-        # If this fails, the next exchange brings the command ``lost`` again.
-        with contextlib.suppress(*UNTAKEN):
-            self._broker.attach(self._owner)
         self._leases.forget()
+
+    def has_news(self) -> bool:
+        """True after a change that the next step must tell the store."""
+        return self._pool.news
+
+    def fds(self) -> list[int]:
+        """The sockets of the processes, and the signals."""
+        return self._supervisor.fds()
+
+    def awake(self, ready: Sequence[int]) -> None:
+        """Read what processes have said, and take signals."""
+        self._supervisor.take(ready)
+        point("worker.collected")
 
     def rest(self) -> None:
         """Take no more jobs, since the worker stops. Any thread may call this."""
         self._parts = [part for part in self._parts if not part.rests]
 
-    def end(self, pause: Callable[[], None]) -> None:
-        """Store the last verdicts, and detach; ``pause`` comes before each repetition of a step.
+    def end(self) -> None:
+        """Store the last verdicts, and detach.
 
         If the store does not take the verdicts in time, the worker does not detach: by a detach,
         the store would give back ended jobs without an attempt.
         """
         pool, until = self._pool, clock.machine() + LAST_STEP
-        self.exchange()
+        self.step()
         while pool.verdicts and clock.machine() < until:
-            pause()
-            self.exchange()
+            self.awake(self.sleep(self._poll, self._settings.waits.retry))
+            self.step()
         if pool.verdicts:
             left = len(pool.verdicts)
             log.error("the store did not take the outcome of %d jobs: they may run again", left)
             pool.interrupted = True
             return
         if pool.history.due < math.inf:
-            self.exchange()  # the numbers of the last verdicts
+            self.step()  # the numbers of the last verdicts
         # If this fails, the store later notices the end by itself.
         with contextlib.suppress(*UNTAKEN):
             self._broker.detach(self._owner.id)
             for part in self._parts:
-                part.end(self._broker)
-
-    def _trouble(self, error: Exception) -> None:
-        """Log once that the broker is away, or full.
-
-        Raises:
-            StoreGone: the store will not come back, so this worker ends.
-        """
-        if isinstance(error, StoreGone):
-            raise error
-        if isinstance(error, StoreFull):
-            self._refusals.say_full(error)
-        elif not self._troubled:
-            self._troubled = True
-            log.error("%s; trying again", error)
-
-    def _no_trouble(self) -> None:
-        self._refusals.say_room()
-        if self._troubled:
-            self._troubled = False
-            log.info("the broker is back")
+                part.end(self._store)
 
 
 SAID_FOR = 60.0
