@@ -29,7 +29,7 @@ from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.search import states_of, users_queues
 from tidemill.client.trail import trail_of
 from tidemill.core.job import Record, State
-from tidemill.django.framework.parts import mills
+from tidemill.django.framework import mills
 from tidemill.django.models import Job, Owner, Queue, Schedule
 from tidemill.django.project import DjangoMill, load_tasks, project_mill
 from tidemill.errors import (

@@ -12,8 +12,14 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from tidemill.django.cluster import READ, WITHOUT_MEANING, cluster
-from tidemill.django.settings import Settings, database_of, read_settings
+from tidemill.django.settings import (
+    CLUSTER_KEYS,
+    WITHOUT_MEANING,
+    Settings,
+    cluster,
+    database_of,
+    read_settings,
+)
 from tidemill.errors import TidemillError
 
 
@@ -35,7 +41,7 @@ def _of_cluster() -> list[checks.CheckMessage]:
             id="tidemill.W002",
         )
         for key in cluster()
-        if key not in READ
+        if key not in CLUSTER_KEYS
     ]
 
 

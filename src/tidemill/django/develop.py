@@ -7,8 +7,7 @@ leave a program running.
 Both programs have their own sessions, so a Ctrl-C of the terminal reaches only this process. The
 reloader of ``runserver`` starts the server as a second process. A signal may end the reloader and
 leave this server running. So at the end, the site's whole process group is killed. When this
-process is killed, the worker ends by ``--ends-with``, and a guard kills the site's group
-(:mod:`.site_group`).
+process is killed, the worker ends by ``--ends-with``, and a guard kills the site's group.
 """
 
 from __future__ import annotations
@@ -22,10 +21,27 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from tidemill.django import site_group
 from tidemill.worker.signals import Signals
 
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
+
+_GUARDED = """
+import os, signal, sys
+
+pipe, program = int(sys.argv[1]), sys.argv[2:]
+if os.fork() == 0:
+    while os.read(pipe, 1):
+        pass
+    os.kill(0, signal.SIGKILL)  # 0 stands for all processes of this group
+os.close(pipe)
+os.execv(program[0], program)
+"""
+"""The first program of the site's process group. It starts the guard, and becomes the site.
+
+The guard reads a pipe, of which only ``manage.py tidemill dev`` has the writing end. So the guard
+reads end-of-file when the command dies, even by ``kill -9``. The guard then kills the group: the
+reloader of ``runserver``, the server, and itself.
+"""
 
 _WORKER_PATIENCE, _SITE_PATIENCE = 30.0, 5.0
 """Seconds that the worker has to finish its jobs, and the site to end."""
@@ -49,7 +65,7 @@ def develop(site: Sequence[str], worker: Sequence[str], environment: Mapping[str
         )
         started.append((beside, _WORKER_PATIENCE))
         served = subprocess.Popen(
-            [sys.executable, "-IS", site_group.__file__, str(guarded), *site],
+            [sys.executable, "-ISc", _GUARDED, str(guarded), *site],
             env=environment,
             start_new_session=True,
             pass_fds=[guarded],

@@ -18,7 +18,7 @@ from django.apps import apps
 from django.conf import settings
 
 from tidemill.core.suggest import hint
-from tidemill.django.framework.parts import default, mills
+from tidemill.django.framework import default, mills
 from tidemill.django.project import load_tasks, project_mill
 from tidemill.django.q.calls import declare
 from tidemill.errors import InvalidOption

@@ -28,7 +28,7 @@ from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle
 from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Attempt, Outcome, Record, State
-from tidemill.django.framework.parts import Framework
+from tidemill.django.framework import Framework
 
 ALIAS = "django-tasks"
 """The header of a job that names the alias of its backend."""

@@ -14,7 +14,7 @@ from typing import Any
 from tidemill.client.context import JobContext, this_job
 from tidemill.core.clock import clock
 from tidemill.core.retry import Fail, JobTerminated, Skip, Snooze, WorkerStopping
-from tidemill.django.framework.parts import Framework
+from tidemill.django.framework import Framework
 from tidemill.django.framework.results import ALIAS, end_failed, moment_of, new_result, result_of
 from tidemill.errors import JobCancelled, TidemillError
 

@@ -3,17 +3,17 @@
     from tidemill.django.q import async_task, result
 
 The names, arguments and units (milliseconds for ``wait``) are those of django-q.
-:mod:`tidemill.django.cluster` reads the setting ``Q_CLUSTER``. The guide
+:mod:`tidemill.django.settings` reads the setting ``Q_CLUSTER``. The guide
 ``docs/how-to/from-django-q.md`` names the differences.
 """
 
-from tidemill.django.q.calls import async_task
-from tidemill.django.q.groups import (
+from tidemill.django.q.calls import (
     AsyncTask,
     Chain,
     Iter,
     async_chain,
     async_iter,
+    async_task,
     delete_group,
 )
 from tidemill.django.q.results import (

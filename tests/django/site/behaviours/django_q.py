@@ -13,7 +13,6 @@ from shop.models import Customer
 from tidemill import InvalidOption, State
 from tidemill.django import mill
 from tidemill.django.checks import check_settings
-from tidemill.django.cluster import store_url, worker_options
 from tidemill.django.q import (
     AsyncTask,
     Chain,
@@ -32,6 +31,7 @@ from tidemill.django.q import (
     result_group,
     schedule,
 )
+from tidemill.django.settings import store_url, worker_options
 from tidemill.django.testing import TidemillTestCase
 from tidemill.errors import CodecError, ScheduleExists
 
@@ -190,7 +190,7 @@ class Groups(Case):
         self.assertEqual(result(late), 6)
 
     def test_a_large_group_is_deleted_in_parts(self):
-        with mock.patch("tidemill.django.q.groups.IDS_PER_JOB", 2):
+        with mock.patch("tidemill.django.q.calls.IDS_PER_JOB", 2):
             for number in range(5):
                 async_task("shop.hooks.multiply", number, group="large")
             self.run_jobs()

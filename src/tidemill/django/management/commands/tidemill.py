@@ -18,9 +18,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils.autoreload import get_child_arguments
 
 from tidemill.cli import main
-from tidemill.django.cluster import worker_options
 from tidemill.django.develop import develop
 from tidemill.django.project import project_mill
+from tidemill.django.settings import worker_options
 
 APP = "tidemill.django.worker:mill"
 """The project's app, as ``tidemill`` names apps."""
