@@ -113,7 +113,7 @@ class Owners(shared.Owners[AttachedOwner]):
         )
         return held
 
-    def _held_by(self, owner_id: str) -> list[str]:
+    def _held_by(self, owner_id: str, *, brisk: bool) -> list[str]:
         schema = self._session.address.schema
         rows = self._session.query(
             f'SELECT j.id FROM "{schema}".owner AS o '
@@ -123,7 +123,7 @@ class Owners(shared.Owners[AttachedOwner]):
         )
         return [job_id for (job_id,) in rows]
 
-    def _get(self, ids: Sequence[str]) -> Iterable[Record | None]:
+    def _get(self, ids: Sequence[str], *, brisk: bool) -> Iterable[Record | None]:
         return inspect.get(self._session, ids)
 
     # -- remote owners --------------------------------------------------------------------------

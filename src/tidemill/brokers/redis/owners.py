@@ -214,7 +214,7 @@ class Owners(shared.Owners[AttachedOwner]):
         *,
         brisk: bool,
     ) -> int | None:
-        lines = self._brisk if brisk else self.lines
+        lines = self._lines_for(brisk)
         kind = b"lost" if causes is None else b""
         arguments = [b"release", owner_id.encode(), kind, _condition(proof)]
         for token, cause in (causes or {}).items():
@@ -222,12 +222,15 @@ class Owners(shared.Owners[AttachedOwner]):
         held = int(lines.call("owners", *arguments, once=True))
         return held if held >= 0 else None
 
-    def _held_by(self, owner_id: str) -> list[str]:
-        held = self._brisk.ask(b"HVALS", self.lines.key + b":l:" + owner_id.encode())
+    def _lines_for(self, brisk: bool) -> ServerConnections:
+        return self._brisk if brisk else self.lines
+
+    def _held_by(self, owner_id: str, *, brisk: bool) -> list[str]:
+        held = self._lines_for(brisk).ask(b"HVALS", self.lines.key + b":l:" + owner_id.encode())
         return [job_id.decode() for job_id in held[:MOST_LOOKED_AT]]
 
-    def _get(self, ids: Sequence[str]) -> list[Record | None]:
-        return Inspection(self.lines).get(ids)
+    def _get(self, ids: Sequence[str], *, brisk: bool) -> list[Record | None]:
+        return Inspection(self._lines_for(brisk)).get(ids)
 
     def command(self, owner_id: str, command: Command) -> bool:
         """Leave a command for an owner; False when the owner is not listed."""

@@ -198,11 +198,11 @@ class Owners(abc.ABC, Generic[A]):
         of its death that it lives. A ``brisk`` call does not wait for a server that is away.
         """
 
-    def _held_by(self, owner_id: str) -> list[str]:
+    def _held_by(self, owner_id: str, *, brisk: bool) -> list[str]:
         """Ids of an owner's jobs, which may fail when the owner is given up; none by default."""
         return []
 
-    def _get(self, ids: Sequence[str]) -> Iterable[Record | None]:
+    def _get(self, ids: Sequence[str], *, brisk: bool) -> Iterable[Record | None]:
         """Read jobs."""
         raise NotImplementedError
 
@@ -352,10 +352,10 @@ class Owners(abc.ABC, Generic[A]):
         brisk: bool = False,
     ) -> int | None:
         """Take an owner off the list, and log its failed jobs; see `_let_go`."""
-        ids = self._held_by(owner_id) if causes is None else []
+        ids = self._held_by(owner_id, brisk=brisk) if causes is None else []
         held = self._let_go(owner_id, causes, proof, brisk=brisk)
         if ids and held:
-            log_failed(self._get(ids))
+            log_failed(self._get(ids, brisk=brisk))
         return held
 
     def count_silence(self) -> float:
