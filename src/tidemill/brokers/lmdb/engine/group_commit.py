@@ -122,7 +122,7 @@ class GroupCommit:
         self._delay = CommitDelay()
         self._translated = translated
         self.place = place
-        self._point = point if points else _no_point
+        self._points = points
         self._next_word = 0.0  # monotonic time of the next log line about a held lock
         self._make: Callable[[lmdb.Transaction[bytes]], Context] | None = None
         self._writer = Writer(self._write_for_others)
@@ -170,6 +170,10 @@ class GroupCommit:
         if request.error is not None:
             raise request.error
         return request.result  # type: ignore[no-any-return]  # the result of ``apply``
+
+    def _point(self, name: str) -> None:
+        if self._points:
+            point(name)
 
     def _leads_alone(self) -> bool:
         """Take the lead and the lock, if no other caller is there or is expected."""
@@ -453,10 +457,6 @@ class GroupCommit:
                     self.pending.remove(other)
                     return other
         return None
-
-
-def _no_point(name: str) -> None:
-    """Pass no crash point: tests do not count this commit."""
 
 
 def _await_turn(request: Request, timeout: float) -> bool:
