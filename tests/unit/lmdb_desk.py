@@ -108,10 +108,14 @@ def until(broker: Broker, owner: str, done: Any) -> float:
 class Process:
     """Another Python with a broker on the same store; ``expect`` reads a line it says."""
 
-    def __init__(self, url: str, code: str) -> None:
+    def __init__(self, url: str, code: str, **env: str) -> None:
         command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code), url]
         self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
         )
 
     def expect(self, line: str) -> None:

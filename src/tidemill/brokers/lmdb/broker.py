@@ -9,6 +9,7 @@ process are in :mod:`.owners`, and its waiters in :mod:`.look.waits`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,6 +43,7 @@ from tidemill.brokers.lmdb.look.inspect import Inspector
 from tidemill.brokers.lmdb.look.waits import Waits
 from tidemill.brokers.lmdb.owners import Owners
 from tidemill.brokers.lmdb.put.put import may_refuse, put, put_once, sweep_nonces
+from tidemill.brokers.lmdb.put.put_one import PutOne, is_plain
 from tidemill.brokers.lmdb.put.schedules import apply_changes, page_of_schedules, read_schedules
 from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, is_unfinished
 from tidemill.brokers.lmdb.transitions import Transitions
@@ -128,6 +130,7 @@ class LmdbBroker:
         self.waits = Waits(store, self._commit)
         store.brokers.add(self)
         self._time = StoreTime(store)
+        self._put_one = PutOne(store, self._time.micros)
         self._inspector = Inspector(store, self._time, self.url)
 
     @classmethod
@@ -238,9 +241,11 @@ class LmdbBroker:
             return put(commit, jobs, hold, let_go)
 
         self._check_open()
-        apply = put_once(nonce, jobs, accept) if nonce else accept
+        apply, quick = put_once(nonce, jobs, accept) if nonce else accept, None
         if txn is None:
-            return self._store.commits.run(self._transitions, apply)
+            if not nonce and not let_go and is_plain(jobs):
+                quick = functools.partial(self._put_one, jobs[0])
+            return self._store.commits.run(self._transitions, apply, quick=quick)
         with self._store.nested(txn) as inner:
             puts = apply(commit := self._transitions(inner))
             commit.finish()

@@ -137,11 +137,14 @@ class GroupCommit:
         make: Callable[[lmdb.Transaction[bytes]], C],
         apply: Callable[[C], T],
         *,
+        quick: Callable[[lmdb.Transaction[bytes]], T | None] | None = None,
         last: bool = False,
         patience: float | None = None,
     ) -> T:
         """Commit ``apply(make(txn))``; return the result of ``apply`` when the commit is durable.
 
+        A caller without company first tries ``quick(txn)``. If ``quick`` returns None, it has
+        changed nothing, and ``apply`` follows.
         ``apply`` may run again when the transaction was dropped. With ``last``, it runs after all
         other requests of the commit. ``patience``: seconds to wait for other writers.
 
@@ -158,7 +161,7 @@ class GroupCommit:
             raise_shield()
             try:
                 if self._leads_alone():
-                    return self._commit(make, apply)
+                    return self._commit(make, apply, quick)
                 request = Request(apply, last=last)
                 request.main = deferred
                 self._take_part(make, request, self.patience if patience is None else patience)
@@ -185,21 +188,29 @@ class GroupCommit:
         self.pass_on()
         return False
 
-    def _commit(self, make: Callable[[lmdb.Transaction[bytes]], C], apply: Callable[[C], T]) -> T:
+    def _commit(
+        self,
+        make: Callable[[lmdb.Transaction[bytes]], C],
+        apply: Callable[[C], T],
+        quick: Callable[[lmdb.Transaction[bytes]], T | None] | None,
+    ) -> T:
         """With the lead and the lock, commit for this caller only."""
         locked = True
         try:
             self._point("store.begin")
             with Writing(self.env, self.place) as txn:
                 self._point("store.begun")
-                context = make(txn)
-                result = apply(context)
-                context.finish()
+                context, result = None, None if quick is None else quick(txn)
+                if result is None:
+                    context = make(txn)
+                    result = apply(context)
+                    context.finish()
                 self._point("store.commit")
             locked = False
             self.lock.free()
             self._point("store.committed")
-            context.committed()
+            if context is not None:
+                context.committed()
             return result
         except Exception as error:
             raise self._translated(error)  # noqa: B904 - it names its cause

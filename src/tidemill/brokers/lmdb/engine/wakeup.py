@@ -49,7 +49,8 @@ _QUEUES, _ALL_QUEUES = 15, 255
 _UNCERTAIN = -1  # stands for a descriptor that this process cannot open
 _HEAD = struct.Struct("=II")  # highest slot in use, slot of a sleeper that wakes early by itself
 _MARKED = _SIZE * (_SLOTS + 1)  # offset of the bitmap, in which bit N stands for slot N
-_FILE = _MARKED + _SLOTS // 8 + 1
+_NOBODY = bytes(_SLOTS // 8 + 1)
+_FILE = _MARKED + len(_NOBODY)
 
 
 def bloom(names: Sequence[str]) -> int:
@@ -250,13 +251,14 @@ class WakeUps:
         count = _ALL_QUEUES if queues is None else min(len(queues), _QUEUES)
         _TERMS.pack_into(self._map, at, min(room, 0xFFFF), mode, count, *numbers[:_QUEUES])
 
-    def _terms(self, at: int) -> SleeperWant:
-        room, mode, count, *numbers = _TERMS.unpack_from(self._map, at)
+    def want_of(self, slot: int) -> SleeperWant:
+        """The want that a sleeper left beside its mark."""
+        room, mode, count, *numbers = _TERMS.unpack_from(self._map, slot * _SIZE + _SLOT.size)
         return SleeperWant(room, mode, None if count == _ALL_QUEUES else tuple(numbers[:count]))
 
     def anyone(self) -> bool:
         """False when certainly nobody sleeps."""
-        return any(self._map[_MARKED:])
+        return self._map[_MARKED:] != _NOBODY
 
     def ring(
         self,
@@ -274,21 +276,29 @@ class WakeUps:
         hinted sleeper that is in its wait. It returns the number of jobs that this owner got.
         """
         rung = 0
-        for slot in self._marked():
-            if rung >= most:
-                break
-            at = slot * _SIZE
-            taken, mask, waits, single, owner, wanted, _ = _SLOT.unpack_from(self._map, at)
-            if not (taken and mask & kind and wanted & bits) or (only and single not in (0, only)):
-                continue
-            certain = not only or single == only or wanted == ALL
-            if not self._wake(slot, mask):
-                continue
-            given = 0
-            if give is not None and waits:
-                given = give(owner, self._terms(at + _SLOT.size))
-            rung += given or certain
+        for slot, mask, certain, waits, owner in self.matching(kind, bits, only):
+            if self.wake(slot, mask):
+                given = give(owner, self.want_of(slot)) if give is not None and waits else 0
+                rung += given or certain
+                if rung >= most:
+                    break
         return rung
+
+    def matching(
+        self, kind: int, bits: int, only: int
+    ) -> Iterator[tuple[int, int, bool, bool, int]]:
+        """(slot, mask, certain, waits, owner) of the sleepers that :meth:`ring` may hint.
+
+        ``certain`` is False for a sleeper that may want other queues only. ``waits`` is True for an
+        owner in its wait.
+        """
+        for slot in self._marked():
+            taken, mask, waits, single, owner, wanted, _ = _SLOT.unpack_from(
+                self._map, slot * _SIZE
+            )
+            if taken and mask & kind and wanted & bits and (not only or single in (0, only)):
+                certain = not only or single == only or wanted == ALL
+                yield slot, mask, certain, bool(waits), owner
 
     def keep_time(self, due: int) -> None:
         """Ensure that at least one sleeper that takes jobs wakes at ``due``.
@@ -297,7 +307,7 @@ class WakeUps:
         """
         _, early = _HEAD.unpack_from(self._map)
         mask, until = self._wait_for_jobs(early)
-        if until <= due or (mask and self._wake(early, mask)):
+        if until <= due or (mask and self.wake(early, mask)):
             return
         late = []
         for slot in self._marked():
@@ -307,7 +317,7 @@ class WakeUps:
             if mask:
                 late.append((slot, mask))
         for slot, mask in late:
-            if self._wake(slot, mask):
+            if self.wake(slot, mask):
                 return
 
     def ring_owner(self, owner: int) -> None:
@@ -329,7 +339,7 @@ class WakeUps:
             if taken and meant(whose):
                 self._hint(slot)
 
-    def _wake(self, slot: int, mask: int) -> bool:
+    def wake(self, slot: int, mask: int) -> bool:
         """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it."""
         self._set_mask(slot, 0)
         hinted = self._hint(slot)

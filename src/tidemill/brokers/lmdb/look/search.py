@@ -293,7 +293,7 @@ class Order:
     def accept(self, number: int, job_id: bytes) -> int:
         """Give a new job its place; return ``Flag.APART`` or 0. The hot path."""
         if not self._ahead:
-            floor, self._ahead = _about(self._commit.wall // MICRO)
+            floor, self._ahead = ids_about(self._commit.wall // MICRO)
             self._stored = self._commit.txn.get(self._commit.store.key("order")) or b""
             self._bottom, _, self._top = (self._stored or floor + b" " + floor).partition(b" ")
         if self._top < job_id < self._ahead:
@@ -317,7 +317,7 @@ class Order:
 
 
 @functools.lru_cache(2)
-def _about(second: int) -> tuple[bytes, bytes]:
+def ids_about(second: int) -> tuple[bytes, bytes]:
     """The bounds of ids that are made at about this second."""
     return id_floor(second - _BEHIND), id_floor(second + _AHEAD)
 

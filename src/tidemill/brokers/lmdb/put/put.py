@@ -115,7 +115,7 @@ def _put_beside(commit: Transitions, job: Envelope, key: Key, *, limited: bool) 
     if job.on_conflict == Conflict.REJECT:
         raise DuplicateJob.of_key(job.key, job.id)
     if commit.txn.get(job.id.encode(), db=commit.t.job) is not None:
-        raise _id_taken(job)
+        raise id_taken(job)
     if key.over:
         return Put(key.over.decode(), Placed.KEPT)
     current = commit.load(key.holder)
@@ -175,7 +175,8 @@ def _due_of(commit: Transitions, job: Envelope) -> tuple[int, int]:
     return 0, 0
 
 
-def _id_taken(job: Envelope) -> DuplicateJob:
+def id_taken(job: Envelope) -> DuplicateJob:
+    """The error of a put whose id another job has."""
     return DuplicateJob(f"a job with the id {job.id!r} exists already", job.id)
 
 
@@ -190,7 +191,7 @@ def _insert(
     job_id = job.id.encode()
     if row.max_size and row.size >= row.max_size and limited:
         if commit.txn.get(job_id, db=commit.t.job) is not None:
-            raise _id_taken(job)
+            raise id_taken(job)
         raise QueueFull(f"queue {job.queue!r} holds max_size={row.max_size} jobs already")
     due, flags = _due_of(commit, job) if job.delay or job.at else (0, 0)
     if latest and commit.left(due, flags & Flag.WALL) > max(0, latest - commit.now):
@@ -212,7 +213,7 @@ def _insert(
     times = due, expires, 0, 0, job.ttr, job.timeout
     header = HEADER.pack(state, flags, 0, 0, most, job.rank, line, seq, *times, size)
     if not commit.txn.put(job_id, header + envelope, overwrite=False, db=commit.t.job):
-        raise _id_taken(job)
+        raise id_taken(job)
     row.accepted += 1
     if state == READY:
         commit.enter_ready(row, line, READY_KEY.pack(line, job.rank, seq), job_id, job.limit)

@@ -1,0 +1,252 @@
+"""The put of one plain job: it writes what the general put writes, and takes part in every race."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from lmdb_desk import Process, Sleeper, job
+from moved_clock import MovedClock
+
+from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.lmdb import transfer
+from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.registry import open_broker
+from tidemill.core.clock import new_id
+from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
+from tidemill.core.job import State
+from tidemill.core.retry import RetryPolicy
+from tidemill.errors import TidemillError
+
+pytestmark = pytest.mark.everyday
+
+Action = Callable[["Store", str], Any]
+"""Acts on a store; the text is a new id, the same for both stores."""
+
+
+class Store:
+    """A broker with three owners, who sleep or take jobs; and how often the put went straight."""
+
+    def __init__(self, folder: Path, *, straight: bool) -> None:
+        broker = open_broker(f"lmdb://{folder}?durability=relaxed")
+        assert isinstance(broker, LmdbBroker)
+        self.broker, self.straight = broker, 0
+        self.owners = [Sleeper(broker, name) for name in ("u", "v", "w")]
+        put_one = broker._put_one if straight else None
+
+        def count(envelope: Envelope, txn: Any) -> Any:
+            done = put_one(envelope, txn) if put_one else None
+            self.straight += done is not None
+            return done
+
+        broker._put_one = count  # type: ignore[assignment]
+
+    def do(self, action: Action, new: str) -> Any:
+        """The answer of an action, or its error, and who was hinted."""
+        try:
+            answer = action(self, new)
+        except TidemillError as error:
+            answer = type(error), str(error)
+        return answer, [owner.hinted() for owner in self.owners]
+
+    def content(self) -> dict[str, Any]:
+        """All records of all tables, and the places to sleep."""
+        store = self.broker._store
+        tables = store.tables._asdict()
+        with store.env.begin() as txn:
+            found: dict[str, Any] = {
+                name: list(txn.cursor(table)) for name, table in tables.items()
+            }
+            names = {store.prefix.encode() + name.encode() for name in tables}
+            found["main"] = [(key, value) for key, value in txn.cursor() if key not in names]
+        found["places to sleep"] = store.wakeups._map[:]
+        return found
+
+
+def put(fields: dict[str, Any]) -> Action:
+    return lambda store, new: store.broker.put([job(**{"id": new, **fields})])
+
+
+def put_beside(fields: dict[str, Any]) -> Action:
+    """In a put of two jobs, which is never straight."""
+    return lambda store, new: store.broker.put([job(**{"id": new, **fields}), job(id=new + ".1")])
+
+
+def sleep(which: int, queues: tuple[str, ...], room: int, *, messages: bool) -> Action:
+    def act(store: Store, _: str) -> Any:
+        taken = store.owners[which].take(room, queues, messages=messages)
+        if not taken:
+            store.owners[which].doze()
+        return taken
+
+    return act
+
+
+def look(which: int, *, dozes: bool) -> Action:
+    """The owner may be marked as asleep, but awake."""
+
+    def act(store: Store, _: str) -> Any:
+        taken = store.owners[which].take(1)
+        if dozes:
+            store.owners[which].doze()
+        return taken
+
+    return act
+
+
+def give_up(which: int) -> Action:
+    return lambda store, _: store.broker.release(store.owners[which].name, {})
+
+
+def set_queue(name: str, **settings: Any) -> Action:
+    return lambda store, _: store.broker.set_queue(name, **settings)
+
+
+def limit_queue(name: str) -> Action:
+    return lambda store, _: store.broker.set_limit(name, LimitSettings(concurrency=1), queue=True)
+
+
+def cancel_first(store: Store, _: str) -> Any:
+    ready = Filter(states=frozenset({State.READY, State.RUNNING}))
+    return store.broker.cancel([r.envelope.id for r in store.broker.find(ready, 2).records])
+
+
+QUEUES = st.sampled_from(["a", "b", "c"])
+PLAIN = {
+    "rank": st.sampled_from([100, 200]),
+    "queue": QUEUES,
+    "body": st.binary(max_size=9),
+    "retries": st.sampled_from([RetryPolicy(), RetryPolicy(0)]),
+}
+MORE: dict[str, st.SearchStrategy[Any]] = {
+    "task": st.just(""),
+    "key": st.sampled_from(["k", "l"]),
+    "delay": st.sampled_from([-1.0, 5.0]),
+    "at": st.just(9e9),
+    "expires": st.just(5.0),
+    "result_ttl": st.just(60.0),
+    "ttr": st.just(3.0),
+    "timeout": st.just(7.0),
+    "limit": st.just(JobLimit("l", terms=LimitSettings(concurrency=1))),
+    "id": st.sampled_from(["one", "0", "f" * 26]),
+}
+SPECIAL = st.builds(
+    lambda plain, more: {**plain, **more},
+    st.fixed_dictionaries(PLAIN),
+    st.one_of([st.fixed_dictionaries({name: each}) for name, each in MORE.items()]),
+)
+SOME_QUEUES = st.sampled_from([(), ("a",), ("b",), ("a", "b")])
+SLEEPS = st.builds(sleep, st.integers(0, 2), SOME_QUEUES, st.integers(1, 3), messages=st.booleans())
+RARE = st.one_of(
+    SPECIAL.map(put),
+    SPECIAL.map(put_beside),
+    st.builds(give_up, st.integers(0, 2)),
+    st.builds(set_queue, QUEUES, paused=st.booleans()),
+    st.builds(set_queue, QUEUES, max_size=st.sampled_from([0, 2])),
+    QUEUES.map(limit_queue),
+    st.just(None),
+    st.just(cancel_first),
+    st.just(lambda store, _: store.broker.depart("redis://elsewhere")),
+    st.just(lambda store, _: store.broker.stay()),
+)
+ACTIONS = st.integers(0, 9).flatmap(
+    lambda n: (
+        st.fixed_dictionaries(PLAIN).map(put)
+        if n < 5
+        else SLEEPS
+        if n < 7
+        else st.builds(look, st.integers(0, 2), dozes=st.booleans())
+        if n < 8
+        else RARE
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(actions=st.lists(ACTIONS, min_size=10, max_size=40))
+def test_a_straight_put_writes_the_bytes_of_the_general_put(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[Action | None]
+) -> None:
+    folder = tmp_path_factory.mktemp("stores")
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as last:
+        time = MovedClock(patch, speed=0.0)
+        patch.setattr(transfer, "new_id", lambda: "departure")
+        straight, general = (Store(folder / n, straight=n == "one") for n in ("one", "other"))
+        for store in (straight, general):
+            last.callback(store.broker.close)
+            # The first put of a store, and of a queue, is never straight.
+            store.broker.put([job(id="a", queue="a"), job(id="b", queue="b")])
+        for action in actions:
+            if action is None:
+                time.advance(3)
+                continue
+            new = new_id()
+            assert straight.do(action, new) == general.do(action, new)
+            assert straight.content() == general.content()
+        event(f"{straight.straight} straight puts")
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "expected"),
+    [
+        (None, State.READY),
+        ({}, State.RUNNING),
+        ({"queues": ["q"]}, State.RUNNING),
+        ({"queues": ["other"]}, State.READY),
+        ({"messages": True}, State.READY),
+    ],
+    ids=str,
+)
+def test_a_plain_put_goes_straight(
+    broker: LmdbBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    sleeps: dict[str, Any] | None,
+    expected: State,
+) -> None:
+    # given a queue that had a job, and perhaps a sleeper
+    broker.put([job(id="before", queue="q")])
+    broker.delete(["before"])
+    worker = Sleeper(broker)
+    if sleeps is not None:
+        worker.sleep(**sleeps)
+    worker.hinted()
+    # when a put cannot use a commit of the general kind
+    monkeypatch.setattr(broker, "_transitions", None)
+    plain = job(queue="q")
+    assert [put.id for put in broker.put([plain])] == [plain.id]
+    # then it stored the job all the same
+    record = broker.get(plain.id)
+    assert record is not None
+    assert record.state is expected
+    assert worker.hinted() == (sleeps is not None and sleeps != {"queues": ["other"]})
+
+
+@pytest.mark.parametrize(
+    ("point", "there"), [("store.handed:1", 0), ("store.commit:1", 0), ("store.committed:1", 1)]
+)
+def test_a_straight_put_is_killed_on_the_way(
+    broker: LmdbBroker, url: str, point: str, there: int
+) -> None:
+    """Laws 1 and 3: wholly or not at all; the sleeper was hinted in either case."""
+    broker.put([job(id="before")])
+    broker.delete(["before"])
+    worker = Sleeper(broker)
+    worker.sleep()
+    code = """
+        broker._transitions = None  # the put goes straight, or fails
+        broker.put([Envelope(id=new_id(), task="t")])
+    """
+    with Process(url, code, TIDEMILL_CRASH=point) as producer:
+        assert producer.popen.wait(60) == -signal.SIGKILL
+    assert worker.hinted()
+    assert len(worker.take()) == there
+    if not there:
+        worker.sleep()
+        broker.put([job(id="one")])
+        assert worker.take() == ["one"]
