@@ -4,12 +4,14 @@ local take_line
 
 do
 
-local Claims, IS_RUNNING = Partitions.Claims, '\3' -- the state in a record
+local Claims = Partitions.Claims
 
--- Lease a job without times or attempts: its record only grows, and no table is made of it.
+-- Lease a job without times or attempts: its record only grows, and no table is made of it. Lua reads each new string
+-- twice and collects it later, so the record is made in one piece.
 local function lease_plainly(x, id, data, token, envelope, turn)
-  local _, _, _, attempt, losses, _, _, rank = unpk('>I8BBI4I4I4I4I4', data)
-  jobs[id] = sub(data, 1, 8) .. IS_RUNNING .. sub(data, 10) .. pack('>I8I8I8I2c0', token, now, 0, #x.owner, x.owner)
+  local number, _, flags, attempt, losses, limit, policy, rank, at = unpk('>I8BBI4I4I4I4I4', data)
+  jobs[id] = pack('>I8BBI4I4I4I4I4c0I8I8I8I2c0', number, RUNNING, flags, attempt, losses, limit, policy, rank,
+    sub(data, at), token, now, 0, #x.owner, x.owner)
   touch_id(id)
   local leases = x.leases
   leases[#leases + 1] = pack('>I8I4I4I4I8dI8d', token, attempt + 1, losses, rank, turn, 0, now, 0)

@@ -75,7 +75,7 @@ local ended_leases -- OWNER → tokens
 local rings, finished, shrunk -- sleepers to wake: LINE → number of jobs; ids that ended; queues with room
 local due_moved -- true when B:due has changed, or when the sleeper that looks next may be awake or gone
 local seq -- the last number drawn for a new job
-local rank_texts -- rank → its text
+local known_texts -- number → its text
 local limits -- settings, partitions, and the names of changed and stale partitions: see partitions.lua
 local flows -- the state and the work of jobs that come before or after others: see workflows.lua
 local retention -- class → microseconds, or nil before the first use
@@ -101,7 +101,7 @@ local function begin(keys, args)
   limits = {settings = {}, partitions = {}, changed = {}, stale = {}, came = {}, walking = false}
   limits.left = 100 -- partitions that one call carries changed settings into
   flows = {links = {}, new = {}, unlinked = {}, waits = {}, counted = {}, ends = {}, first = 1, left = FLOW_MOST}
-  rings, finished, shrunk, due_moved, seq, retention, rank_texts = {}, {}, {}, false, 0, nil, {}
+  rings, finished, shrunk, due_moved, seq, retention, known_texts = {}, {}, {}, false, 0, nil, {}
 end
 
 local function flagged(flags, flag) return bit.band(flags, flag) ~= 0 end
@@ -116,11 +116,12 @@ local QueueLimits, Partitions = {}, {}
 -- A number as text: the server would print it as a double, which takes longer than most commands.
 local function text_of(number) return string.format('%d', number) end
 
-local function rank_text(rank)
-  local text = rank_texts[rank]
+-- The same for a number that the call needs more than once.
+local function known_text(number)
+  local text = known_texts[number]
   if not text then
-    text = text_of(rank)
-    rank_texts[rank] = text
+    text = text_of(number)
+    known_texts[number] = text
   end
   return text
 end

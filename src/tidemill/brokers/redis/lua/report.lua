@@ -19,7 +19,7 @@ end
 -- Read the jobs of all leases in the report.
 local function read_held(x)
   local tokens, texts, ids, held = x.tokens, {}, {}, x.held
-  for i, token in ipairs(tokens) do texts[i] = text_of(token) end
+  for i, token in ipairs(tokens) do texts[i] = known_text(token) end
   for i, id in ipairs(fetch_all(x.leases_key, texts)) do
     if id and tokens[i] ~= x.unheard then
       held[tokens[i]] = id

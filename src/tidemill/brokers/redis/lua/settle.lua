@@ -22,16 +22,12 @@ local function succeed_plainly(id, data, owner, worker, v)
     add_end(id, SUCCEEDED)
   end
   local prune = now + keep_class(class)
-  local trail = pack(Backoff.ATTEMPT, attempt + 1, leased / 1000000, v.started, v.ended, Outcome.SUCCESS,
-    #worker, worker, #v.error, v.error, #v.traceback, v.traceback)
-  local head = pack('>I8BBI4I4I4I4I4Bc0B', n, SUCCEEDED, flags, attempt + 1, losses, limit, policy, rank, #queue, queue, 0)
-  local rest = pack('>I8I8I4BI4I4c0', now, prune, 0, 1, #trail + 4, #trail, trail)
-  if partition then
-    jobs[id] = head .. sub(data, from, at - 1) .. rest
-    Partitions.ended(partition)
-  else
-    jobs[id] = head .. rest
-  end
+  local size = 39 + #worker + #v.error + #v.traceback -- of the attempt
+  jobs[id] = pack('>I8BBI4I4I4I4I4Bc0Bc0I8I8I4BI4I4' .. sub(Backoff.ATTEMPT, 2), n, SUCCEEDED, flags, attempt + 1, losses,
+    limit, policy, rank, #queue, queue, 0, partition and sub(data, from, at - 1) or '', now, prune, 0, 1, size + 4, size,
+    attempt + 1, leased / 1000000, v.started, v.ended, Outcome.SUCCESS, #worker, worker, #v.error, v.error,
+    #v.traceback, v.traceback)
+  if partition then Partitions.ended(partition) end
   touch_id(id)
   drop_token(owner, token)
   prune_later(class, prune, id)

@@ -63,7 +63,7 @@ local function add_to_line(line, rank, member)
     args = {}
     entering[line] = args
   end
-  args[#args + 1] = rank_text(rank)
+  args[#args + 1] = known_text(rank)
   args[#args + 1] = member
 end
 
@@ -120,7 +120,7 @@ local function drop_token(owner, token)
     tokens = {}
     ended_leases[owner] = tokens
   end
-  tokens[#tokens + 1] = text_of(token)
+  tokens[#tokens + 1] = known_text(token)
 end
 
 -- Take a running job from its owner: a later verdict of the owner comes too late.
@@ -149,7 +149,7 @@ end
 
 local function prune_later(class, time, id)
   local args = finishing[class]
-  args[#args + 1] = text_of(time)
+  args[#args + 1] = known_text(time)
   args[#args + 1] = id
 end
 
