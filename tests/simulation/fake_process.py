@@ -24,7 +24,7 @@ virtual time. What each task does is a ``Behaviour``. These tests with real proc
 - A process outlives SIGKILL: ``test_worker_unkillable.py``.
 - Lost leases cancel their runs: ``test_given_up.py``.
 - Waits for other jobs are counted: ``test_waiting_that_would_starve_the_worker``.
-- The watchdog acts while the store stalls: ``test_worker_stalled_store.py``.
+- The main thread acts while the store stalls: ``test_worker_stalled_store.py``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 import greenlet
 from fake_app import FOREVER, Behaviour, FakeApp, FakeRun
 from fake_process import FIRST_FD, FakeProcess
-from virtual_time import Look, VirtualTime, readable
+from virtual_time import VirtualTime, readable
 
 from tidemill import Job, Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -27,7 +27,7 @@ from tidemill.core.job import Command, Outcome
 from tidemill.core.scoreboard import read_scoreboard
 from tidemill.errors import BrokerUnavailable, StoreFull
 from tidemill.worker.child_protocol import Setup
-from tidemill.worker.machine import AHEAD, Machine
+from tidemill.worker.machine import Machine
 from tidemill.worker.settings import Settings
 from tidemill.worker.supervisor import Supervisor
 
@@ -37,37 +37,24 @@ LIMIT = 2000.0
 """Virtual seconds within which what a test waits for must happen."""
 
 
-class FakeWatchdog:
-    """The supervisor's second thread, which looks while the first one waits."""
+class FakeLock:
+    """The lock of the two threads of a supervisor."""
 
-    def __init__(self, time: VirtualTime, look: Callable[[], float], signals: int) -> None:
-        self._time, self._look, self._signals = time, look, signals
-        self._until = float("inf")
-        self._told = 0.0
-        self._serves = False
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self._holder: greenlet.greenlet | None = None
+        self._depth = 0
 
-    def start(self) -> None:
-        self._serves = True
+    def __enter__(self) -> None:
+        here = greenlet.getcurrent()
+        while self._holder not in (None, here):
+            self._time.sleep(FOREVER, lambda: [1] * (self._holder is None))
+        self._holder, self._depth = here, self._depth + 1
 
-    def next(self) -> tuple[float, Callable[[], None]]:
-        """See ``virtual_time.Look``."""
-        if not self._serves:
-            return float("inf"), self._act
-        if not readable([self._signals]):
-            return self._until, self._act
-        # The supervisor's own thread has a moment to take the signal first.
-        self._told = self._told or self._time.machine + AHEAD
-        return min(self._until, self._told), self._act
-
-    def _act(self) -> None:
-        self._told, self._until = 0.0, float("inf")
-        self._until = min(self._look(), self._until)
-
-    def expect(self, at: float) -> None:
-        self._until = min(at, self._until)
-
-    def close(self) -> None:
-        self._serves = False
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
 
 
 class FakeStore:
@@ -110,18 +97,18 @@ class FakeStore:
 
     # -- called by workers ----------------------------------------------------------------------
 
-    def meet_misfortunes(self, look: Look) -> None:
+    def meet_misfortunes(self) -> None:
         """Wait, or raise, before a call."""
         self._time.check()
         chance = self._time.chance
         if chance and chance.random() < 0.1:
-            self._time.sleep(chance.random(), look=look)
+            self._time.sleep(chance.random())
         while self._time.machine < self._stalled_until:
-            self._time.sleep(self._stalled_until - self._time.machine, look=look)
+            self._time.sleep(self._stalled_until - self._time.machine)
         if self._time.machine < self._away_until:
             raise BrokerUnavailable("the store does not answer")
 
-    def exchange(self, step: Any, look: Look) -> Any:
+    def exchange(self, step: Any) -> Any:
         self.steps += 1
         full = self._time.machine < self._full_until
         if full and (
@@ -137,7 +124,7 @@ class FakeStore:
         chance = self._time.chance
         late, self._late = self._late, 0.0
         if late or (chance and chance.random() < 0.1):
-            self._time.sleep(late or self._time.chance.random(), look=look)
+            self._time.sleep(late or self._time.chance.random())
         return reply
 
 
@@ -154,17 +141,17 @@ class StoreOfWorker:
             return value
 
         def call(*args: Any, **options: Any) -> Any:
-            self._store.meet_misfortunes(self._machine.look)
+            self._store.meet_misfortunes()
             return value(*args, **options)
 
         return call
 
     def exchange(self, step: Any) -> Any:
-        self._store.meet_misfortunes(self._machine.look)
-        return self._store.exchange(step, self._machine.look)
+        self._store.meet_misfortunes()
+        return self._store.exchange(step)
 
     def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        self._store.meet_misfortunes(self._machine.look)
+        self._store.meet_misfortunes()
         parked = self._store.broker.parked(owner_id, timeout, fds)
         try:
             until = next(parked)
@@ -188,7 +175,7 @@ class FakeMachine(Machine):
         self.vanishes: Callable[[], None] = lambda: None
         self.cannot_start_until = 0.0
         self.left: int | None = None
-        self._watchdog: FakeWatchdog | None = None
+        self.threads: list[greenlet.greenlet] = []
 
     def start(self, setup: Setup) -> Any:
         if self._time.machine < self.cannot_start_until:
@@ -218,24 +205,22 @@ class FakeMachine(Machine):
             said = [fd for fd in fakes if processes[fd - FIRST_FD].socket.readable]
             return said + readable(real)
 
-        return self._time.sleep(timeout, ready, self.look)
+        return self._time.sleep(timeout, ready)
 
-    def watchdog(self, look: Callable[[], float], signals: int) -> Any:
-        self._watchdog = FakeWatchdog(self._time, look, signals)
-        return self._watchdog
+    def lock(self) -> FakeLock:
+        return FakeLock(self._time)
+
+    def start_thread(self, run: Callable[[], None]) -> None:
+        self.threads.append(self._time.begin(run))
 
     @property
     def now(self) -> float:
         return self._time.machine
 
-    def look(self) -> tuple[float, Callable[[], None]]:
-        assert self._watchdog is not None
-        return self._watchdog.next()
-
     def exit(self, code: int) -> None:
         self.left = code
         self.vanishes()
-        self._time.leave()
+        self._time.leave(self.threads)
 
 
 class Worker:
@@ -248,8 +233,7 @@ class Worker:
         self._machine.child_died = lambda: self.signal(signal.SIGCHLD)
         self._machine.vanishes = self._vanish
         self.name = settings.name
-        self._greenlet = greenlet.greenlet(self._run)
-        self._time.begin(self._greenlet)
+        self._machine.start_thread(self._run)
 
     def _run(self) -> None:
         with contextlib.suppress(greenlet.GreenletExit):
@@ -299,9 +283,13 @@ class Worker:
         """
         self._machine.left = -9
         self._vanish(witness=witness)
-        self._time.kill(self._greenlet)
+        self._kill_threads()
         for process in self.processes:
             process.die(9)
+
+    def _kill_threads(self) -> None:
+        for thread in self._machine.threads:
+            self._time.kill(thread)
 
     def give_up(self) -> None:
         """Have the store give the jobs of this living worker to others."""
@@ -309,7 +297,8 @@ class Worker:
 
     def pause(self, seconds: float) -> None:
         """Hold up the supervisor for some seconds; its processes go on."""
-        self._time.hold_up(self._greenlet, seconds)
+        for thread in self._machine.threads:
+            self._time.hold_up(thread, seconds)
 
     def cannot_start_processes(self, seconds: float) -> None:
         """The machine starts no process for some seconds."""
@@ -329,7 +318,7 @@ class Worker:
 
     def close(self) -> None:
         """Unwind the supervisor if it has not ended, and free what the kernel would free."""
-        self._time.kill(self._greenlet)
+        self._kill_threads()
         self._supervisor.signals.close()
         if os.path.exists(self._supervisor._folder.path):
             self._supervisor._folder.remove()

@@ -1,9 +1,9 @@
 """Virtual time: what happens when, and who waits for it.
 
-Each supervisor under test is a greenlet, which runs until it sleeps. Then the next one runs. If all
-sleep, time jumps to the next event, or to the moment at which the test wants to look. So a test has
-one thread, waits for nothing, and runs the same way each time. With ``chance`` the order of what
-happens at one moment is random, and a supervisor may wake late.
+Each thread of a supervisor is a greenlet, which runs until it sleeps. Then the next one runs. If
+all sleep, time jumps to the next event, or to the moment at which the test wants to look. So a test
+waits for nothing, and runs the same way each time. With ``chance`` the order of what happens at one
+moment is random, and a supervisor may wake late.
 """
 
 from __future__ import annotations
@@ -30,20 +30,12 @@ class Ended(greenlet.GreenletExit):
     """Unwinds a supervisor whose process is dead: it must do nothing more."""
 
 
-Look = Callable[[], tuple[float, Callable[[], None]]]
-"""Returns the time of a watchdog's next look, and the function that looks."""
-
-
 class Sleeper:
-    """A supervisor that sleeps."""
+    """A thread of a supervisor that sleeps."""
 
-    def __init__(self, until: float, ready: Callable[[], object], look: Look | None) -> None:
-        self.until, self.ready, self.look = until, ready, look
+    def __init__(self, until: float, ready: Callable[[], object]) -> None:
+        self.until, self.ready = until, ready
         self.not_before = 0.0
-
-    def wakes_at(self) -> float:
-        """The time at which it wakes by itself, or at which its watchdog looks."""
-        return min(self.until, self.look()[0] if self.look else math.inf)
 
 
 class VirtualTime:
@@ -77,9 +69,11 @@ class VirtualTime:
 
     # -- called by the test ---------------------------------------------------------------------
 
-    def begin(self, supervisor: greenlet.greenlet) -> None:
-        """Have a supervisor run, as soon as time passes."""
-        self._sleepers[supervisor] = Sleeper(self.machine, list, None)
+    def begin(self, run: Callable[[], None]) -> greenlet.greenlet:
+        """Have a thread run, as soon as time passes."""
+        thread = greenlet.greenlet(run, self._hub)
+        self._sleepers[thread] = Sleeper(self.machine, list)
+        return thread
 
     def run(self, seconds: float, wanted: Callable[[], object] = list) -> None:
         """Let time pass: some seconds, or until ``wanted()`` is true."""
@@ -102,7 +96,7 @@ class VirtualTime:
         times = [event[0] for event in self._events[:1]]
         for sleeper in self._sleepers.values():
             late = sleeper.not_before > self.machine
-            times.append(sleeper.not_before if late else sleeper.wakes_at())
+            times.append(sleeper.not_before if late else sleeper.until)
         return min(times, default=math.inf)
 
     def _wake_one(self) -> bool:
@@ -111,7 +105,7 @@ class VirtualTime:
         awake = [
             (supervisor, sleeper)
             for supervisor, sleeper in self._sleepers.items()
-            if now >= sleeper.not_before and (now >= sleeper.wakes_at() or sleeper.ready())
+            if now >= sleeper.not_before and (now >= sleeper.until or sleeper.ready())
         ]
         if not awake:
             return False
@@ -125,7 +119,8 @@ class VirtualTime:
 
     def hold_up(self, supervisor: greenlet.greenlet, seconds: float) -> None:
         """Stop a supervisor for some seconds, as SIGSTOP does."""
-        self._sleepers[supervisor].not_before = self.machine + seconds
+        if supervisor in self._sleepers:
+            self._sleepers[supervisor].not_before = self.machine + seconds
 
     def kill(self, supervisor: greenlet.greenlet) -> None:
         """Unwind a supervisor: from now on it calls nothing and sleeps no more."""
@@ -136,41 +131,28 @@ class VirtualTime:
 
     # -- called by a supervisor -----------------------------------------------------------------
 
-    def sleep(
-        self, timeout: float, ready: Callable[[], list[int]] = list, look: Look | None = None
-    ) -> list[int]:
-        """Let time pass until ``ready()`` is not empty or the timeout is over.
-
-        A watchdog may ``look`` meanwhile, as it does in a thread of its own. If the supervisor
-        holds its lock while it sleeps, there is no ``look``.
-        """
-        until, looked = self.machine + max(0.0, timeout), 0
+    def sleep(self, timeout: float, ready: Callable[[], list[int]] = list) -> list[int]:
+        """Let time pass until ``ready()`` is not empty or the timeout is over."""
+        until = self.machine + max(0.0, timeout)
         while True:
             self.check()
             if found := ready():
                 return found
-            at, act = look() if look else (math.inf, list)
-            if at <= self.machine:
-                act()
-                looked += 1
-                if looked > MOST_AT_ONCE:
-                    raise AssertionError(f"the watchdog never sleeps at {self.machine:.3f}")
-            elif self.machine >= until:
+            if self.machine >= until:
                 return []
-            else:
-                self._sleepers[greenlet.getcurrent()] = Sleeper(until, ready, look)
-                before = self.machine
-                self._hub.switch()
-                looked = looked if self.machine == before else 0
+            self._sleepers[greenlet.getcurrent()] = Sleeper(until, ready)
+            self._hub.switch()
 
     def check(self) -> None:
         """Raise ``Ended`` in a supervisor that is dead."""
         if self.over or greenlet.getcurrent() in self._dead:
             raise Ended
 
-    def leave(self) -> None:
-        """The process of the supervisor is gone: nothing of it runs any more."""
-        self._dead.add(greenlet.getcurrent())
+    def leave(self, threads: Iterable[greenlet.greenlet]) -> None:
+        """The process of these threads, one of which calls this, is gone: none runs any more."""
+        for thread in threads:
+            self._dead.add(thread)
+            self._sleepers.pop(thread, None)
         self._hub.switch()
         raise Ended
 

@@ -1,4 +1,4 @@
-"""What a worker needs from its machine: processes, sleep, and a second thread.
+"""What a worker needs from its machine: processes, sleep, a thread and its lock.
 
 A supervisor and its process pool reach the operating system only through these classes. ``Machine``
 spawns real processes. ``ThisProcess`` runs jobs in a thread of the caller's process. The tests have
@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import select
 import shutil
 import signal
 import socket
@@ -19,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.owner_loop import poll
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import clock
 from tidemill.worker.child import Child
 from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
 from tidemill.worker.event_loop import ProcessEvents
@@ -185,9 +183,13 @@ class Machine:
         """Sleep until a descriptor is readable; return the readable descriptors."""
         return poll(fds, timeout)
 
-    def watchdog(self, look: Callable[[], float], signals: int) -> Watchdog:
-        """A second thread for the supervisor."""
-        return Watchdog(look, signals)
+    def lock(self) -> AbstractContextManager[object]:
+        """A lock of several threads, which a thread may take again."""
+        return threading.RLock()
+
+    def start_thread(self, run: Callable[[], None]) -> None:
+        """Run a function in a thread that does not keep the process alive."""
+        threading.Thread(target=run, name="tidemill-loop", daemon=True).start()
 
     def exit(self, code: int) -> None:
         """End this process at once, although a call of the store does not return."""
@@ -226,85 +228,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     for sock in (ours, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     return ours, theirs
-
-
-AHEAD = 0.1
-"""Seconds that the supervisor's own thread has to take a signal before this thread does."""
-
-AFTER_ERROR = 1.0
-
-
-class Watchdog:
-    """A thread that never calls the store, and looks at the processes.
-
-    A call of the store may take the supervisor's own thread a long time, for example when a disk
-    stalls. Timeouts, kills and signals must not wait for this call. The watchdog calls ``look``
-    when a look is due, when a signal arrives, and when the supervisor's thread asks for a look.
-    ``look`` returns the machine time of the next look. ``signals`` is a descriptor that becomes
-    readable with a signal.
-    """
-
-    def __init__(self, look: Callable[[], float], signals: int) -> None:
-        self._look = look
-        self._signals = signals
-        self._read, self._write = socket.socketpair()
-        self._read.setblocking(False)
-        self._write.setblocking(False)
-        self._until = float("inf")
-        self._over = False
-        self._thread = threading.Thread(target=self._serve, name="tidemill-watch", daemon=True)
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
-
-    def expect(self, at: float) -> None:
-        """Look no later than this machine time. Cheap; any thread may call this."""
-        if at < self._until:
-            self._until = at
-            self._ring()
-
-    def close(self) -> None:
-        """End the thread and wait for it."""
-        self._over = True
-        self._ring()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._read.close()
-        self._write.close()
-
-    def _ring(self) -> None:
-        try:
-            self._write.send(b"x")
-        except OSError:
-            pass  # the socket is full or closed: the thread is awake or gone
-
-    def _serve(self) -> None:
-        while not self._over:
-            if self._sleep():
-                time.sleep(AHEAD)
-            if self._over:
-                return
-            self._until = float("inf")  # set before the look, so that a later ``expect`` rings
-            try:
-                at = self._look()
-            except Exception:
-                log.exception("a look at the worker processes failed; trying again")
-                at = clock.machine() + AFTER_ERROR
-            self._until = min(at, self._until)
-
-    def _sleep(self) -> bool:
-        """Sleep until the next look; True when a signal has arrived."""
-        poll = select.poll()
-        poll.register(self._read, select.POLLIN)
-        poll.register(self._signals, select.POLLIN)
-        seconds = self._until - clock.machine()
-        ready = poll.poll(None if seconds == float("inf") else max(0.0, seconds) * 1000)
-        try:
-            self._read.recv(4096)
-        except BlockingIOError:
-            pass
-        return any(fd == self._signals for fd, _ in ready)
 
 
 PATIENCE = 5.0

@@ -10,8 +10,7 @@ import itertools
 import logging
 import os
 import socket
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.client.worker_reports import Question
@@ -62,12 +61,20 @@ class ProcessPool:
     """All processes of a worker, and their verdicts and notes that are not stored yet.
 
     Processes that are about to end belong to it, too. Two threads use the pool under its lock: the
-    one that calls the store, and the watchdog.
+    main thread of the supervisor, and the one that calls the store.
     """
 
-    def __init__(self, settings: Settings, name: str, folder: str, machine: Machine) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        folder: str,
+        machine: Machine,
+        started: Callable[[], None],
+    ) -> None:
+        """``started`` is called after each start of a process, by the thread that started it."""
         self.settings = settings
-        self.lock = threading.RLock()
+        self.lock = machine.lock()
         self.processes: list[WorkerProcess] = []
         self.shares = ScoreboardShares(settings.processes, settings.concurrency)
         self.hello: Hello | None = None  # of the latest process that has loaded the app
@@ -82,6 +89,7 @@ class ProcessPool:
         self._name = name
         self._folder = folder
         self._machine = machine
+        self._started = started
         self._respawn_at = 0.0  # machine time of the next start; 0 when no start is held back
         self._full = False  # True while jobs of leaving processes take all slots
         self._rolls = False  # True while a reload waits for free slots
@@ -111,6 +119,7 @@ class ProcessPool:
         point("worker.spawned")
         self.processes.append(process)
         self.news = True
+        self._started()
         return process
 
     @property

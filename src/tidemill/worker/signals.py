@@ -1,4 +1,4 @@
-"""The signals of a worker, as bytes in a socket that two threads may read."""
+"""The signals of a worker, as bytes in a socket."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ class Signals:
         with contextlib.suppress(OSError):
             self._write.send(bytes([signum]))
 
+    def ring(self) -> None:
+        """Make the descriptor readable without a signal."""
+        self.send(0)
+
     def fileno(self) -> int:
         """A descriptor that is readable while a signal waits to be taken."""
         return self._read.fileno()
@@ -52,7 +56,7 @@ class Signals:
     def take(self) -> list[int]:
         """Take the waiting signals, each number once."""
         try:
-            return list(dict.fromkeys(self._read.recv(4096)))
+            return [number for number in dict.fromkeys(self._read.recv(4096)) if number]
         except BlockingIOError:
             return []
 

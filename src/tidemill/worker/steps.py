@@ -21,7 +21,6 @@ from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.owner_loop import UNTAKEN, OwnerLoop
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
-from tidemill.core.crash_points import point
 from tidemill.core.envelope import RESULT_NOT_KEPT
 from tidemill.core.job import Lease, Note, Outcome, Verdict
 from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, TidemillError
@@ -187,15 +186,6 @@ class WorkerLoop(OwnerLoop):
         """True after a change that the next step must tell the store."""
         return self._pool.news
 
-    def fds(self) -> list[int]:
-        """The sockets of the processes, and the signals."""
-        return self._supervisor.fds()
-
-    def awake(self, ready: Sequence[int]) -> None:
-        """Read what processes have said, and take signals."""
-        self._supervisor.take(ready)
-        point("worker.collected")
-
     def rest(self) -> None:
         """Take no more jobs, since the worker stops. Any thread may call this."""
         self._parts = [part for part in self._parts if not part.rests]
@@ -209,7 +199,7 @@ class WorkerLoop(OwnerLoop):
         pool, until = self._pool, clock.machine() + LAST_STEP
         self.step()
         while pool.verdicts and clock.machine() < until:
-            self.awake(self.sleep(self._poll, self._settings.waits.retry))
+            self.sleep(self._poll, self._settings.waits.retry)
             self.step()
         if pool.verdicts:
             left = len(pool.verdicts)

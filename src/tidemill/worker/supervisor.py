@@ -7,11 +7,13 @@ knows which jobs ran there.
 The processes never call the store. A step holds the lock of the store. In a process whose tasks
 compute or are in C calls, a step would take long, and every other process would wait for the lock.
 
-    exchange ──► give out ──► wait (broker, processes, signals) ──► collect ──► …
+Two threads use the processes, under one lock:
 
-A call of the store may take any time. Timeouts, kills and signals do not wait for that call: a
-second thread, the watchdog (:mod:`.machine`), handles them and never calls the store. Both threads
-use the processes under one lock, which is not held during a call of the store.
+    loop    collect ──► exchange ──► give out ──► wait for the store ──► … (:mod:`.steps`)
+    main    wait for processes and signals ──► read ──► look after the processes ──► …
+
+A call of the store may take any time, and the lock is free meanwhile. So timeouts, kills and
+signals do not wait for the store.
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ STALLED = LAST_STEP + 2.0
 """Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
 The scoreboard stays for the next worker, which counts an attempt for each job on it."""
 
+
+LONGEST_SLEEP = 3600.0
 
 TASKS_MOST = 30
 """Tasks that the banner names."""
@@ -169,7 +173,8 @@ class Supervisor:
         self._machine = machine or (Machine() if mill is None else ThisProcess(mill))
         self._folder = RuntimeFolder()
         name = settings.name or f"{socket.gethostname()}:{os.getpid()}"
-        self.pool = ProcessPool(settings, name, self._folder.path, self._machine)
+        self.signals = Signals()
+        self.pool = ProcessPool(settings, name, self._folder.path, self._machine, self.signals.ring)
         self.owner = Owner(
             id=new_id(),
             name=name,
@@ -192,13 +197,14 @@ class Supervisor:
         if settings.burst:
             self.parts.append(Burst(self.pool, self._stop_softly))
         self._loop: WorkerLoop | None = None
+        self._error: BaseException | None = None  # what has ended the thread of the loop
+        self._served = False  # True when this thread has ended
+        self._look_at = 0.0  # machine time of the next look at the processes
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
         self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
         self._told_at = 0.0  # machine time of the first TERM or INT
         self.announce: Callable[[Start], None] = Start.log
-        self.signals = Signals()
-        self._watchdog = self._machine.watchdog(self._look, self.signals.fileno())
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -218,7 +224,6 @@ class Supervisor:
             log.error("the worker ends: %s", error)
             return UNUSABLE
         finally:
-            self._watchdog.close()
             if self._loop is not None:
                 self._loop.free()
             self.pool.close()
@@ -246,27 +251,38 @@ class Supervisor:
             self.pool.history.on = True
         self.owner.board = self.pool.open_board(self.owner.id, broker.boards)
         self.pool.replace()
-        self._watchdog.start()
-        if Feature.SCHEDULES in broker.features:
-            self.owner.ahead = clock_ahead(broker)
-        broker.attach(self.owner)
-        hello = self.pool.hello or Hello()  # the first process may have died
-        self.announce(Start(self.owner.name, broker.url, self.settings, hello))
         loop = self._loop = WorkerLoop(self, broker, self._machine)
-        if self._stopping:  # a signal may have come while the loop was made
-            loop.rest()
-        try:
-            while not (self._stopping and self.pool.over):
-                loop.turn()
-        finally:
-            with self.pool.lock:
-                self.pool.end_all()
-            loop.end()
+        self._machine.start_thread(lambda: self._serve(loop, broker))
+        while not self._served:
+            self._watch()
+        if self._error is not None:
+            raise self._error
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         if self._outgrown:
             return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
+
+    def _serve(self, loop: WorkerLoop, broker: Store) -> None:
+        """Make all calls of the store, in a thread of their own."""
+        try:
+            if Feature.SCHEDULES in broker.features:
+                self.owner.ahead = clock_ahead(broker)
+            broker.attach(self.owner)
+            hello = self.pool.hello or Hello()  # the first process may have died
+            self.announce(Start(self.owner.name, broker.url, self.settings, hello))
+            try:
+                while not (self._stopping and self.pool.over):
+                    loop.turn()
+            finally:
+                with self.pool.lock:
+                    self.pool.end_all()
+                loop.end()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._served = True
+            self.signals.ring()
 
     def _await_first(self) -> int | None:
         """Wait until the first process names the broker. Return an exit code if the worker ends."""
@@ -296,9 +312,16 @@ class Supervisor:
                 return None
 
     def _poll(self, fds: list[int], timeout: float) -> None:
-        self.take(self._machine.poll([*fds, self.signals.fileno()], timeout))
+        ready = self._machine.poll([*fds, self.signals.fileno()], timeout)
+        with self.pool.lock:
+            by_fd = {process.fileno(): process for process in self.pool.processes}
+            for fd in ready:
+                if (process := by_fd.get(fd)) is not None:
+                    self.pool.read(process)
+                else:
+                    self._take_signals()
 
-    # -- one turn -------------------------------------------------------------------------------
+    # -- in the thread of the loop --------------------------------------------------------------
 
     def hand_out(self, reply: Reply) -> None:
         """Give the leases of a reply to processes, and obey its commands."""
@@ -308,42 +331,41 @@ class Supervisor:
             point("worker.handed")
             for command in reply.commands:
                 self._obey(command)
-            self._watchdog.expect(self.pool.next_look())
+            self._look_by(self.pool.next_look())
 
-    def fds(self) -> list[int]:
-        """The descriptors that end a sleep: the sockets of the processes, and the signals."""
+    # -- in the main thread ---------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Sleep until a process or a signal comes; look after the processes when a look is due."""
         with self.pool.lock:
             open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
-            return [self.signals.fileno(), *[process.fileno() for process in open_ones]]
+            fds = [process.fileno() for process in open_ones]
+            self._look_at = min(self._look_at, self.pool.next_look())
+        self._poll(fds, min(LONGEST_SLEEP, max(0.0, self._look_at - clock.machine())))
+        point("worker.collected")
+        if clock.machine() >= self._look_at:
+            self._look()
+        if self.pool.news and self._loop is not None:
+            self._loop.wake()
 
-    def take(self, ready: Sequence[int]) -> None:
-        """Read what processes have said, and take signals, from these descriptors."""
-        with self.pool.lock:
-            by_fd = {process.fileno(): process for process in self.pool.processes}
-            for fd in ready:
-                if (process := by_fd.get(fd)) is not None:
-                    self.pool.read(process)
-                else:
-                    self._take_signals()
-            self._watchdog.expect(self.pool.next_look())
+    def _look_by(self, at: float) -> None:
+        """Look after the processes no later than at this machine time. The lock is held."""
+        if at < self._look_at:
+            self._look_at = at
+            self.signals.ring()
 
-    def _look(self) -> float:
-        """Do all work that cannot wait for the store; return the time of the next look.
-
-        The watchdog thread calls this.
-        """
+    def _look(self) -> None:
+        """Look after the processes."""
         with self.pool.lock:
             pool = self.pool
-            self._take_signals()
             pool.look_after()
             if self._stopping and not self._exit_at and clock.machine() >= self._stopping:
                 self._end_all()
-            if pool.news and self._loop is not None:
-                self._loop.wake()
             if self._exit_at and clock.machine() >= self._exit_at:
                 log.error("the store does not answer: jobs that ended last may run again")
                 self._machine.exit(INTERRUPTED)
-            return min(pool.next_look(exact=True), self._exit_at or self._stopping or math.inf)
+            end = self._exit_at or self._stopping or math.inf
+            self._look_at = min(pool.next_look(exact=True), end)
 
     def _end_all(self) -> None:
         """Kill all processes. Their verdicts are then stored, unless the store stalls."""
@@ -376,13 +398,13 @@ class Supervisor:
         self.signals.send(signal.SIGTERM)
 
     def _take_signals(self) -> None:
-        """Act on signals, with the lock held. The supervisor or the watchdog calls this."""
+        """Act on signals, with the lock held."""
         signals, now = self.signals.take(), clock.machine()
         for signum in signals:
             self._take_signal(signum, now)
         if signals:
             self.pool.news = True
-            self._watchdog.expect(clock.machine())
+            self._look_at = 0.0
 
     def _take_signal(self, signum: int, now: float) -> None:
         gently = signum in (signal.SIGTERM, signal.SIGINT)
@@ -421,6 +443,7 @@ class Supervisor:
     def _stop_at(self, at: float) -> None:
         """Take no more jobs, and end the worker at this machine time at the latest."""
         self._stopping = at
+        self._look_by(at)
         self.pool.be_quiet()
         if self._loop is not None:
             self._loop.rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +53,10 @@ class Died:
 def test_a_process_that_said_that_it_leaves_is_no_crash_when_it_is_found_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine: Any = SimpleNamespace(local=False, reap=lambda reap_own: None)
-    pool = ProcessPool(Settings(), "w", str(tmp_path), machine)
+    machine: Any = SimpleNamespace(
+        local=False, reap=lambda reap_own: None, lock=contextlib.nullcontext
+    )
+    pool = ProcessPool(Settings(), "w", str(tmp_path), machine, lambda: None)
     monkeypatch.setattr(pool, "replace", lambda: None)
     process = WorkerProcess(0, pool.shares, Settings())
     body: Any = Died()

@@ -22,7 +22,7 @@ log = logging.getLogger("tidemill")
 UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
 """Errors of a store that is away or full: the call may be repeated."""
 
-Sleep = Callable[[Sequence[int], float], list[int]]
+Sleep = Callable[[Sequence[int], float], Sequence[int]]
 """Sleeps for some seconds, or until a descriptor is readable; returns the readable descriptors."""
 
 RETRY = 1.0
@@ -84,18 +84,11 @@ class OwnerLoop:
         """True when the next step must not wait. :meth:`wake` follows news from other threads."""
         raise NotImplementedError
 
-    def fds(self) -> list[int]:
-        """Further descriptors that end a sleep."""
-        return []
-
-    def awake(self, ready: Sequence[int]) -> None:
-        """A sleep has ended, perhaps because these descriptors are readable."""
-
     # -- the loop ---------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Make a step, and sleep until the next step is due."""
-        self.awake(self.sleep(*self.step()))
+        self.sleep(*self.step())
 
     def step(self) -> tuple[Sleep, float]:
         """Make a step; return how the loop sleeps after the step, and for how many seconds."""
@@ -139,22 +132,18 @@ class OwnerLoop:
         with contextlib.suppress(*UNTAKEN):
             self._broker.attach(self._owner)
 
-    def _wait(self, fds: Sequence[int], seconds: float) -> list[int]:
+    def _wait(self, fds: Sequence[int], seconds: float) -> Sequence[int]:
         try:
-            return list(self._broker.wait(self._owner.id, seconds, fds))
+            return self._broker.wait(self._owner.id, seconds, fds)
         except Exception as error:
             return self._poll(fds, self.failed(error))
 
-    def sleep(self, sleep: Sleep, seconds: float) -> list[int]:
-        """Sleep until the time is over, news come, or a descriptor is readable; return those."""
-        bell = self._bell.fileno()
+    def sleep(self, sleep: Sleep, seconds: float) -> None:
+        """Sleep until the time is over, or until news come."""
         # No ring is missed: the loop is asleep before it looks for news.
         self.asleep = True
         try:
-            ready = [] if self.has_news() else sleep([bell, *self.fds()], seconds)
+            if not self.has_news() and sleep([self._bell.fileno()], seconds):
+                self._bell.recv(4096)
         finally:
             self.asleep = False
-        if bell in ready:
-            ready.remove(bell)
-            self._bell.recv(4096)
-        return ready
