@@ -15,7 +15,7 @@ from tidemill.brokers.contract.dependencies import check_links
 from tidemill.brokers.contract.exchange import check_nonce
 from tidemill.brokers.postgres.caller_transaction import open_transaction, run_inside
 from tidemill.brokers.postgres.connections import ServerConnection
-from tidemill.brokers.postgres.encoding import blobs, clean, ints, json, texts
+from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, texts
 from tidemill.brokers.postgres.errors import conflict, is_unsure, translated
 from tidemill.brokers.postgres.limits import lane_of, numbers
 from tidemill.brokers.postgres.timed_connection import Connection
@@ -141,8 +141,8 @@ def _pack_plain(session: Session, job: Envelope) -> tuple[Any, ...]:
     return (
         *(job.id, envelope, line, job.rank, job.timeout, job.ttr, job.result_ttl),
         job.retries.max_attempts,
-        backoff and list(backoff),
-        body and list(body),
+        backoff and floats(backoff),
+        body and ints(body),
     )
 
 

@@ -38,11 +38,11 @@ class Statements:
         put = f'CALL "{schema}".put(%s::text, %s::bigint, {held}, {prefs}, %s::int, NULL)'
         self.put = put.encode()
         shape = (
-            "ROW(%s::int, %s::bigint, %s::float8, %s::float8, %s::float8, %s::int, %s::float8[], "
-            f'%s::int[])::"{schema}".shape'
+            "ROW(%s::int, %s::bigint, %s::float8, %s::float8, %s::float8, %s::int, %b::float8[], "
+            f'%b::bigint[]::int[])::"{schema}".shape'
         )
         self.put_single = (
-            f'CALL "{schema}".put_single(%s::text, %s::bigint, %s::text, %b::bytea, {shape}, '
+            f'CALL "{schema}".put_single(%s::text, %s::bigint, %b::text, %b::bytea, {shape}, '
             f"{prefs}, %s::int, NULL)"
         ).encode()
         self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
