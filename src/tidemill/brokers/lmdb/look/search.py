@@ -9,9 +9,9 @@ may put at once: this costs an entry. The order is exact in any case.
 
 A walk that begins at the newest job finds frequent jobs soon. For other jobs the walk would look at
 all jobs. So the walk stops when a look at the tables of the wanted states costs no more than the
-walk so far. The entries of these tables have the numbers of their jobs. The jobs with the highest
-numbers are listed, and the walk goes on behind them. Ids with a prefix are also gathered, unless
-there are many.
+walk so far. Most of these tables have keys that end with the number of a job. The jobs with the
+highest numbers are listed, and the walk goes on behind them. Ids with a prefix are also gathered,
+unless there are many.
 
 A cursor has the number of the last listed job. It also has the id of the last job in order, at
 which the walk through the job table goes on.
@@ -22,8 +22,9 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import operator
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import lmdb
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
     from tidemill.brokers.lmdb.transitions import Transitions
 
 _FEW = 5000  # up to this many ids are gathered at once, without a walk
-_MOST = 20_000  # the most ids that are gathered at a time
-_CHEAPER = 8  # a step of the walk costs as much as a look at so many entries
-_WIDTH = NUMBER.size  # the last bytes of the keys of most tables are the number of a job
+_MOST = 2000  # the most ids that are gathered at a time
+_PREFIXED = 20_000  # ids with a prefix are gathered if there are fewer
+_CHEAPER = 6  # a step of the walk costs as much as a look at so many entries
 _CURSOR = "n:"  # the beginning of a cursor
 _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
@@ -78,6 +79,9 @@ _CLASSES = {
 }
 
 Rows = Iterator[tuple[bytes, bytes]]
+Entry = tuple[bytes, bytes]
+"""The number of a job, packed, and its id."""
+
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
@@ -101,11 +105,11 @@ class Finding:
         self._gathered: Iterator[bytes] | None = None
         self._are_all = False  # True when no other job below the gathered jobs can match
         self._looked = 0
-        if self._prefix and not self._is_better_gathered(txn):
-            rows_here = rows_of(txn, self._t.job, self._prefix)
-            few = [(_number(data), job_id) for job_id, data in itertools.islice(rows_here, _MOST)]
-            if len(few) < _MOST:
-                self._gather(iter(few))
+        if self._prefix:
+            rows_here = itertools.islice(rows_of(txn, self._t.job, self._prefix), _PREFIXED)
+            few = sorted(((number_in(data), job_id) for job_id, data in rows_here), reverse=True)
+            if len(few) < _PREFIXED:
+                self._gathered, self._are_all = (job_id for _, job_id in few), True
 
     @property
     def cursor(self) -> str:
@@ -138,8 +142,7 @@ class Finding:
         if self._none:
             return
         if self._gathered is None and self._is_better_gathered(txn):
-            entries = (self._entries(txn, views, state) for state in self._tables)
-            self._gather(itertools.chain.from_iterable(entries))
+            self._gather(txn, views)
         for job_id, data in itertools.islice(self._next(txn, views), most):
             self._looked += 1
             if number_in(data) < self._number:
@@ -167,14 +170,13 @@ class Finding:
         size = sum(self._size(txn, state) for state in self._tables)
         return size <= _FEW or size <= self._looked * _CHEAPER
 
-    def _gather(self, entries: Rows) -> None:
-        """List the latest of the jobs with these numbers and ids next."""
+    def _gather(self, txn: Txn, views: Txn) -> None:
+        """List next the jobs with the highest numbers that may match."""
         below = NUMBER.pack(min(self._number, FIRST - 1))
-        prefix = self._prefix
-        latest = heapq.nlargest(
-            _MOST, (one for one in entries if one[0] < below and one[1].startswith(prefix))
-        )
-        self._gathered = iter([job_id for _, job_id in latest])
+        entries = (self._entries(txn, views, state, below) for state in self._tables)
+        rows = {row for row in itertools.chain.from_iterable(entries) if row[0] < below}
+        latest = heapq.nlargest(_MOST, rows)
+        self._gathered = (job_id for _, job_id in latest)
         self._are_all = len(latest) < _MOST
 
     def _next(self, txn: Txn, views: Txn) -> Rows:
@@ -190,8 +192,8 @@ class Finding:
         for _, job_id, data, _ in newest(self._store, txn, views, self._number, self._at):
             yield job_id, data
 
-    def _entries(self, txn: Txn, views: Txn, state: State) -> Rows:
-        """Number and id of each job that may be in the state, in any order."""
+    def _entries(self, txn: Txn, views: Txn, state: State, below: bytes) -> Iterable[Entry]:
+        """The entries of the latest jobs below a number that may be in a state."""
         if state is State.RUNNING:
             leases = (value for _, value in txn.cursor(self._t.lease))
             return ((value[8:16], value[LEASE_VALUE.size :]) for value in leases)
@@ -199,42 +201,38 @@ class Finding:
             waiting = (job_id for job_id, _ in txn.cursor(self._t.wait))
             ids = itertools.chain(successors(txn, self._t), waiting)
             found = ((job_id, views.get(job_id, db=self._t.job)) for job_id in ids)
-            return ((_number(data), job_id) for job_id, data in found if data is not None)
-        rows: Rows
+            return ((NUMBER.pack(number_in(data)), job_id) for job_id, data in found if data)
         if state is State.SCHEDULED:
-            rows = (row for row in _last_first(txn, self._t.due) if row[0][9] == DUE_JOB)
-        elif state is State.READY:
-            rows = self._ready(txn)
-        else:
-            ended = (_last_first(txn, self._t.fin, bytes((kept,))) for kept in _CLASSES[state])
-            chained = itertools.chain(*ended, _last_first(txn, self._t.fin, bytes((KEPT_LINKED,))))
-            rows = ((key, value[NUMBER.size :]) for key, value in chained)
-        return ((key[-_WIDTH:], job_id) for key, job_id in rows)
-
-    def _ready(self, txn: Txn) -> Rows:
-        """Keys and ids of ready jobs, on lines and in partitions."""
-        parked = ((key, value[COST.size :]) for key, value in txn.cursor(self._t.park))
-        if self._row is None:
-            return itertools.chain(_last_first(txn, self._t.ready), parked)
-        lines = (*self._row.lines, self._row.lost_line)
-        prefixes = [READY_KEY.pack(line, 0, 0)[:4] for line in lines]
-        ready = (row for each in prefixes for row in _last_first(txn, self._t.ready, each))
-        here = (row for row in parked if row[0][_WIDTH : _WIDTH + 4] in prefixes)
-        return itertools.chain(ready, here)
+            return _latest(txn, self._t.due, bytes((DUE_JOB,)) + below)
+        if state is State.READY:
+            prefixes = [b""]
+            if self._row is not None:
+                lines = (*self._row.lines, self._row.lost_line)
+                prefixes = [READY_KEY.pack(line, 0, 0)[:4] for line in lines]
+            ready = (_latest(txn, self._t.ready, below, each) for each in prefixes)
+            return itertools.chain(*ready, _latest(txn, self._t.park, below, skip=COST.size))
+        classes = (bytes((kept,)) for kept in (*_CLASSES[state], KEPT_LINKED))
+        ended = (_latest(txn, self._t.fin, below, each, NUMBER.size) for each in classes)
+        return itertools.chain(*ended)
 
 
-def _last_first(txn: Txn, table: lmdb._Database, prefix: bytes = b"") -> Rows:
-    """The entries of a table whose keys have a prefix, the last first.
+def _latest(
+    txn: Txn, table: lmdb._Database, below: bytes, prefix: bytes = b"", skip: int = 0
+) -> list[Entry]:
+    """The entries with the highest ends of keys below a bound, of a table whose keys end so.
 
-    The last entries have mostly the highest numbers of jobs.
+    The last keys come first, because they have mostly the highest ends. ``skip`` bytes of a value
+    are before the id.
     """
     cursor = txn.cursor(table)
-    if cursor.prev() if cursor.set_range(prefix + b"\xff" * 8) else cursor.last():
-        yield from itertools.takewhile(lambda row: row[0].startswith(prefix), cursor.iterprev())
-
-
-def _number(data: bytes | memoryview) -> bytes:
-    return NUMBER.pack(number_in(data))
+    if not (cursor.prev() if cursor.set_range(prefix + b"\xff" * 8) else cursor.last()):
+        return []
+    size = len(below)
+    keys = itertools.takewhile(prefix.__le__, cursor.iterprev(values=False))
+    ends = (key for key in keys if key[-size:] < below)
+    latest = heapq.nlargest(_MOST, ends, key=operator.itemgetter(slice(-size, None)))
+    found = ((key, txn.get(key, db=table)) for key in latest)
+    return [(key[-NUMBER.size :], value[skip:]) for key, value in found if value is not None]
 
 
 def _has(row: Row, state: State) -> bool:
