@@ -13,8 +13,7 @@ from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.lmdb.engine.group_commit import BRISK
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import Sleeper, WakeUps
-from tidemill.brokers.lmdb.owner_table import list_owner, owner_rows
-from tidemill.brokers.lmdb.reply_cache import heard, note_attached
+from tidemill.brokers.lmdb.owner_table import heard, list_owner, note_attached, owner_rows
 from tidemill.brokers.lmdb.settle import strike
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
 from tidemill.brokers.shared import owners as shared

@@ -19,7 +19,7 @@ from tidemill.brokers.lmdb.layout import (
     MICRO,
     tokens_of,
 )
-from tidemill.brokers.lmdb.owner_table import name_of, strike_owner
+from tidemill.brokers.lmdb.owner_table import forget_last_reply, name_of, strike_owner
 from tidemill.brokers.lmdb.put.put import follow
 from tidemill.brokers.lmdb.record import (
     CANCELLED,
@@ -37,7 +37,6 @@ from tidemill.brokers.lmdb.record import (
     envelope_of,
     notes_of,
 )
-from tidemill.brokers.lmdb.reply_cache import forget_last_reply
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.lost_jobs import LostJob, lost_line, lost_text
 from tidemill.core.envelope import RESULT_NOT_KEPT, decode_envelope

@@ -33,19 +33,21 @@ from tidemill.brokers.lmdb.engine.wakeup import (
 )
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, tokens_of
 from tidemill.brokers.lmdb.look.history import add_history
-from tidemill.brokers.lmdb.owner_table import is_listed, owner_rows, take_commands
+from tidemill.brokers.lmdb.owner_table import (
+    LastReply,
+    is_listed,
+    keep_last_reply,
+    open_lease,
+    owner_rows,
+    read_last_reply,
+    repeat,
+    strays,
+    take_commands,
+)
 from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.put import schedules
 from tidemill.brokers.lmdb.put.workflows import flow
 from tidemill.brokers.lmdb.record import Flag
-from tidemill.brokers.lmdb.reply_cache import (
-    LastReply,
-    keep_last_reply,
-    open_lease,
-    read_last_reply,
-    repeat,
-    strays,
-)
 from tidemill.brokers.lmdb.settle import note, settle, touch
 from tidemill.brokers.lmdb.transfer import departure_of, gone
 from tidemill.brokers.lmdb.transitions import Transitions
