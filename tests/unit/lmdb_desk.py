@@ -161,10 +161,7 @@ class Sleeper:
 
     def hinted(self) -> bool:
         """Whether something was written to its FIFO, which is empty then."""
-        try:
-            return bool(os.read(self.member.sleeper.fd, 4096))
-        except BlockingIOError:
-            return False
+        return bool(self.member.sleeper.drain())
 
     def exchange(self, **step: Any) -> list[Lease]:
         self.broker._store.wakeups.set_waiting(self.member.sleeper, False)

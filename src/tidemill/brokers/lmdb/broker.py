@@ -9,7 +9,6 @@ process are in :mod:`.owners`, and its waiters in :mod:`.look.waits`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +29,7 @@ from tidemill.brokers.contract.schedules import Change, Changed, Schedules
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.lmdb import admin, transfer
 from tidemill.brokers.lmdb.claim.due import come_due, prune
-from tidemill.brokers.lmdb.claim.exchange import exchange, hand_over, hear_behalf
+from tidemill.brokers.lmdb.claim.exchange import exchange, fetch_committed, hand_over, hear_behalf
 from tidemill.brokers.lmdb.engine.store import PREFIX, Store, StoreTime, close_store, store_around
 from tidemill.brokers.lmdb.engine.wakeup import RESULT, bloom
 from tidemill.brokers.lmdb.look.history import (
@@ -130,7 +129,6 @@ class LmdbBroker:
         self.waits = Waits(store, self._commit)
         store.brokers.add(self)
         self._time = StoreTime(store)
-        self._put_one = PutOne(store, self._time.micros)
         self._inspector = Inspector(store, self._time, self.url)
 
     @classmethod
@@ -244,7 +242,7 @@ class LmdbBroker:
         apply, quick = put_once(nonce, jobs, accept) if nonce else accept, None
         if txn is None:
             if not nonce and not let_go and is_plain(jobs):
-                quick = functools.partial(self._put_one, jobs[0])
+                quick = PutOne(self._store, self._time.micros, jobs[0])
             return self._store.commits.run(self._transitions, apply, quick=quick)
         with self._store.nested(txn) as inner:
             puts = apply(commit := self._transitions(inner))
@@ -268,7 +266,14 @@ class LmdbBroker:
         local_owner = self._owners.find(step.owner) if step.serial else self._owners[step.owner]
         if local_owner is None:
             return lost(step)
-        commits, worker = self._store.commits, local_owner.owner.kind == "worker"
+        worker = local_owner.owner.kind == "worker"
+        if (
+            worker
+            and not step.serial
+            and (reply := fetch_committed(self._store, local_owner, step))
+        ):
+            return reply
+        commits = self._store.commits
         most = commits.brisk if worker else min(step.patience or commits.patience, commits.patience)
         reply = self._commit(lambda commit: exchange(commit, local_owner, step), patience=most)
         if step.serial and is_lost(reply) and (anew := self._owners.anew(local_owner)):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmdb_desk import Process, Sleeper, job
 from moved_clock import MovedClock
 
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb import transfer
 from tidemill.brokers.lmdb.broker import LmdbBroker
+from tidemill.brokers.lmdb.engine.wakeup import bloom
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
-from tidemill.core.job import State
+from tidemill.core.envelope import JobLimit, LimitSettings
+from tidemill.core.job import Outcome, State, Verdict
 from tidemill.core.retry import RetryPolicy
 from tidemill.errors import TidemillError
 
@@ -31,21 +34,21 @@ Action = Callable[["Store", str], Any]
 
 
 class Store:
-    """A broker with three owners, who sleep or take jobs; and how often the put went straight."""
+    """A broker with three owners, who sleep or take jobs."""
 
     def __init__(self, folder: Path, *, straight: bool) -> None:
         broker = open_broker(f"lmdb://{folder}?durability=relaxed")
         assert isinstance(broker, LmdbBroker)
-        self.broker, self.straight = broker, 0
+        self.broker = broker
         self.owners = [Sleeper(broker, name) for name in ("u", "v", "w")]
-        put_one = broker._put_one if straight else None
+        if not straight:
+            run = broker._store.commits.run
+            broker._store.commits.run = functools.partial(_generally, run)  # type: ignore[method-assign]
 
-        def count(envelope: Envelope, txn: Any) -> Any:
-            done = put_one(envelope, txn) if put_one else None
-            self.straight += done is not None
-            return done
-
-        broker._put_one = count  # type: ignore[assignment]
+    def take(self, which: int, room: int, queues: tuple[str, ...] = (), **want: Any) -> list[str]:
+        """Take jobs as a worker does: it looks again if the first look took any."""
+        taken: list[str] = self.owners[which].take(room, queues, **want)
+        return taken + self.owners[which].take(room - len(taken), queues, **want)
 
     def do(self, action: Action, new: str) -> Any:
         """The answer of an action, or its error, and who was hinted."""
@@ -69,6 +72,10 @@ class Store:
         return found
 
 
+def _generally(run: Any, *args: Any, quick: Any = None, **how: Any) -> Any:
+    return run(*args, **how)
+
+
 def put(fields: dict[str, Any]) -> Action:
     return lambda store, new: store.broker.put([job(**{"id": new, **fields})])
 
@@ -80,7 +87,7 @@ def put_beside(fields: dict[str, Any]) -> Action:
 
 def sleep(which: int, queues: tuple[str, ...], room: int, *, messages: bool) -> Action:
     def act(store: Store, _: str) -> Any:
-        taken = store.owners[which].take(room, queues, messages=messages)
+        taken = store.take(which, room, queues, messages=messages)
         if not taken:
             store.owners[which].doze()
         return taken
@@ -92,7 +99,7 @@ def look(which: int, *, dozes: bool) -> Action:
     """The owner may be marked as asleep, but awake."""
 
     def act(store: Store, _: str) -> Any:
-        taken = store.owners[which].take(1)
+        taken = store.take(which, 1)
         if dozes:
             store.owners[which].doze()
         return taken
@@ -168,12 +175,8 @@ ACTIONS = st.integers(0, 9).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(actions=st.lists(ACTIONS, min_size=10, max_size=40))
-def test_a_straight_put_writes_the_bytes_of_the_general_put(
-    tmp_path_factory: pytest.TempPathFactory, actions: list[Action | None]
-) -> None:
-    folder = tmp_path_factory.mktemp("stores")
+def compare(folder: Path, actions: list[Action | None]) -> None:
+    """Do the same in a store with straight puts and in a store without; None lets time pass."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as last:
         time = MovedClock(patch, speed=0.0)
         patch.setattr(transfer, "new_id", lambda: "departure")
@@ -182,6 +185,7 @@ def test_a_straight_put_writes_the_bytes_of_the_general_put(
             last.callback(store.broker.close)
             # The first put of a store, and of a queue, is never straight.
             store.broker.put([job(id="a", queue="a"), job(id="b", queue="b")])
+            store.broker.delete(["a", "b"])
         for action in actions:
             if action is None:
                 time.advance(3)
@@ -189,7 +193,44 @@ def test_a_straight_put_writes_the_bytes_of_the_general_put(
             new = new_id()
             assert straight.do(action, new) == general.do(action, new)
             assert straight.content() == general.content()
-        event(f"{straight.straight} straight puts")
+
+
+@settings(max_examples=25, deadline=None)
+@given(actions=st.lists(ACTIONS, min_size=10, max_size=40))
+def test_a_straight_put_writes_the_bytes_of_the_general_put(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[Action | None]
+) -> None:
+    compare(tmp_path_factory.mktemp("stores"), actions)
+
+
+PUT = put({"queue": "a"})
+ASLEEP = [sleep(which, (), 2, messages=False) for which in range(3)]
+ALIKE = next(f"q{n}" for n in range(1000) if bloom([f"q{n}"]) == bloom(["a"]))
+DOUBTS: dict[str, list[Action | None]] = {
+    "a paused queue": [set_queue("a", paused=True), ASLEEP[0], PUT],
+    "a full queue": [set_queue("a", max_size=1), PUT, PUT],
+    "a queue with a limit": [limit_queue("a"), ASLEEP[0], ASLEEP[1], PUT, PUT],
+    "an id out of order": [PUT, put({"queue": "a", "id": "0"}), PUT],
+    "an id of the future": [put({"queue": "a", "id": "f" * 26}), PUT],
+    "an id that is taken": [put({"queue": "a", "id": "one"}), put({"queue": "a", "id": "one"})],
+    "a store that moves": [lambda store, _: store.broker.depart("redis://elsewhere"), PUT],
+    "an earlier job": [PUT, look(2, dozes=False), ASLEEP[0], ASLEEP[1], give_up(2), PUT],
+    "a sleeper of queues that look alike": [
+        put({"queue": ALIKE}),
+        look(2, dozes=False),
+        sleep(0, (ALIKE, "b"), 2, messages=False),
+        sleep(1, ("a",), 2, messages=False),
+        PUT,
+    ],
+    "a sleeper that was given up": [ASLEEP[0], give_up(0), ASLEEP[0], PUT],
+    "a lease that was cancelled": [ASLEEP[0], PUT, cancel_first, ASLEEP[0]],
+    "a lease of a sleeper that was given up": [ASLEEP[0], PUT, give_up(0), ASLEEP[0]],
+}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+def test_in_doubt_the_general_put_decides(tmp_path: Path, doubt: str) -> None:
+    compare(tmp_path, DOUBTS[doubt])
 
 
 @pytest.mark.parametrize(
@@ -250,3 +291,102 @@ def test_a_straight_put_is_killed_on_the_way(
         worker.sleep()
         broker.put([job(id="one")])
         assert worker.take() == ["one"]
+
+
+def put_to(worker: Sleeper) -> str:
+    """Put a plain job, which is leased to the sleeping worker; return the job's id."""
+    worker.broker.put([job(id="before")])
+    worker.broker.delete(["before"])
+    worker.sleep()
+    worker.hinted()
+    worker.broker.put([plain := job()])
+    record = worker.broker.get(plain.id)
+    assert record is not None
+    assert record.state is State.RUNNING
+    return plain.id
+
+
+def test_a_sleeper_takes_its_lease_while_another_writer_has_the_lock(broker: LmdbBroker) -> None:
+    worker = Sleeper(broker)
+    job_id = put_to(worker)
+    assert worker.hinted()
+    # when another process writes
+    code = """
+        def stay(commit):
+            say("writes")
+            sys.stdin.readline()
+        broker._store.commits.run(broker._transitions, stay)
+    """
+    with Process(broker.url, code) as writer:
+        writer.expect("writes")
+        # then the worker need not wait
+        [lease] = worker.exchange(want=Want(4))
+    assert (lease.open().id, lease.attempt, lease.leased > 0) == (job_id, 1, True)
+    # and it is told once, and its next step marks it as asleep
+    worker.sleep(3)
+    broker.put([second := job()])
+    assert worker.take(3) == [second.id]
+    reply = broker.exchange(Step("w", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
+    assert reply.settled == [True]
+
+
+def test_a_lease_whose_hints_come_late_is_taken_once(broker: LmdbBroker) -> None:
+    worker = Sleeper(broker)
+    job_id = put_to(worker)
+    assert worker.take() == [job_id]
+    assert worker.hinted()
+    assert worker.take() == []
+    record = broker.get(job_id)
+    assert record is not None
+    assert record.state is State.RUNNING
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_a_job_that_is_stopped_before_its_sleeper_looks_does_not_start(
+    broker: LmdbBroker, how: str
+) -> None:
+    # law 14
+    worker = Sleeper(broker)
+    job_id = put_to(worker)
+    assert worker.hinted()
+    assert getattr(broker, how)([job_id]) == [True]
+    assert worker.take() == []
+    record = broker.get(job_id)
+    assert (record and record.state) is (State.CANCELLED if how == "cancel" else None)
+
+
+@pytest.mark.parametrize(
+    "want", [None, Want(0), Want(2, ("other",)), Want(2, tasks=False, messages=True)]
+)
+def test_a_sleeper_that_wants_other_jobs_gives_the_lease_back(
+    broker: LmdbBroker, want: Want | None
+) -> None:
+    worker = Sleeper(broker)
+    job_id = put_to(worker)
+    assert worker.hinted()
+    assert worker.exchange(want=want) == []
+    record = broker.get(job_id)
+    assert record is not None
+    assert (record.state, record.attempt) == (State.READY, 0)
+
+
+@pytest.mark.parametrize("how", ["attached anew", "given up", "moved"])
+def test_hints_for_an_owner_that_no_longer_is_are_no_leases(broker: LmdbBroker, how: str) -> None:
+    worker = Sleeper(broker)
+    job_id = put_to(worker)
+    if how == "attached anew":
+        worker = Sleeper(broker)
+        worker.hinted()
+        assert worker.take() == [job_id]
+        return
+    assert worker.hinted()
+    if how == "given up":
+        broker.release("w", {})
+    else:
+        broker.depart("redis://elsewhere")
+    # no job that another owner may have
+    reply = broker.exchange(Step("w", want=Want(4)))
+    assert [command.verb for command in reply.commands] == (
+        ["lost"] if how == "given up" else ["quiet"]
+    )
+    assert reply.leases == []

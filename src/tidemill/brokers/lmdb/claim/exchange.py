@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import lmdb
+
 from tidemill.brokers.contract.early_leases import LeaseCallback
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want, lost
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb.claim.claim import Leasing
 from tidemill.brokers.lmdb.claim.due import come_due, prune
+from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import (
     ALL,
     MESSAGES,
@@ -31,7 +34,7 @@ from tidemill.brokers.lmdb.engine.wakeup import (
     bloom,
     digest,
 )
-from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, tokens_of
+from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, tokens_of
 from tidemill.brokers.lmdb.look.history import add_history
 from tidemill.brokers.lmdb.owner_table import (
     LastReply,
@@ -47,12 +50,13 @@ from tidemill.brokers.lmdb.owner_table import (
 from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.put import schedules
 from tidemill.brokers.lmdb.put.workflows import flow
-from tidemill.brokers.lmdb.record import Flag
+from tidemill.brokers.lmdb.record import Flag, Stored
 from tidemill.brokers.lmdb.settle import note, settle, touch
-from tidemill.brokers.lmdb.transfer import departure_of, gone
+from tidemill.brokers.lmdb.transfer import departure_in, departure_of, gone
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
 from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
+from tidemill.core.signals import SignalsDeferred
 
 FRESH = 10
 """An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""
@@ -265,6 +269,58 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
         else:
             back = Verdict(token, Outcome.RELEASE, error=NOT_STARTED)
             settle(commit, local_owner.number, local_owner.owner.name, back)
+    return leases
+
+
+_PATIENCE = 0.05
+"""Seconds that a sleeper waits for the commit of a put that leases to it."""
+
+
+def fetch_committed(store: Store, local_owner: LocalOwner, step: Step) -> Reply | None:
+    """The leases that a plain put has just made for the owner; None when a full step must follow.
+
+    This needs no write lock: it reads what is committed.
+    """
+    want = step.want
+    more = step.verdicts or step.notes or step.touch or step.history or step.held is not None
+    if not local_owner.sleeper.has_lease(0.0 if more else _PATIENCE):
+        return None
+    if more or want is None or not _alike(want, local_owner.asked):
+        return None
+    with SignalsDeferred():
+        if not store.commits.lead.acquire(blocking=False):  # another thread may make a step
+            return None
+        try:
+            with store.reading_txn() as txn:
+                leases = _leases_of_puts(store, txn, local_owner, want.count)
+            if leases:
+                local_owner.told = leases[-1].token
+        finally:
+            store.commits.pass_on()
+    return Reply(leases=leases, next_due=0.0) if leases else None
+
+
+def _leases_of_puts(
+    store: Store, txn: lmdb.Transaction[bytes], local_owner: LocalOwner, most: int
+) -> list[Lease]:
+    """The owner's new leases of jobs that nobody has changed since; none if there are others."""
+    number, tables, leases = local_owner.number, store.tables, list[Lease]()
+    tokens = tokens_of(txn, tables, number, local_owner.told)
+    listed = txn.get(NUMBER.pack(number), db=tables.owner) is not None
+    if not listed or len(tokens) > most or departure_in(store, txn) is not None:
+        return []
+    point("store.fetching")
+    for token in tokens:
+        value = txn.get(LEASE_KEY.pack(number, token), db=tables.lease)
+        assert value is not None
+        data = txn.get(value[LEASE_VALUE.size :], db=tables.job)
+        assert data is not None
+        stored, (_, rank, seq, leased, _) = Stored(b"", data), LEASE_VALUE.unpack_from(value)
+        head = stored.head
+        if head.flags or head.expires:  # cancelled, or not the job of a plain put
+            return []
+        counts = head.attempt + 1, head.losses, rank, seq
+        leases.append(Lease(token, *counts, head.timeout, leased / MICRO, 0.0, stored.envelope))
     return leases
 
 

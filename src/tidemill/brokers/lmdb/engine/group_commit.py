@@ -77,6 +77,19 @@ class Context(Protocol):
 
 C = TypeVar("C", bound=Context)
 T = TypeVar("T")
+R = TypeVar("R", covariant=True)
+
+
+class Quick(Protocol[R]):
+    """A request that needs no context."""
+
+    def apply(self, txn: lmdb.Transaction[bytes]) -> R | None:
+        """Make the changes and return the result; None, and nothing is changed, to decline."""
+        ...
+
+    def committed(self) -> None:
+        """Called after the commit, before the next one can begin."""
+        ...
 
 
 class Request:
@@ -137,14 +150,13 @@ class GroupCommit:
         make: Callable[[lmdb.Transaction[bytes]], C],
         apply: Callable[[C], T],
         *,
-        quick: Callable[[lmdb.Transaction[bytes]], T | None] | None = None,
+        quick: Quick[T] | None = None,
         last: bool = False,
         patience: float | None = None,
     ) -> T:
         """Commit ``apply(make(txn))``; return the result of ``apply`` when the commit is durable.
 
-        A caller without company first tries ``quick(txn)``. If ``quick`` returns None, it has
-        changed nothing, and ``apply`` follows.
+        A caller without company first tries ``quick``. If ``quick`` declines, ``apply`` follows.
         ``apply`` may run again when the transaction was dropped. With ``last``, it runs after all
         other requests of the commit. ``patience``: seconds to wait for other writers.
 
@@ -192,7 +204,7 @@ class GroupCommit:
         self,
         make: Callable[[lmdb.Transaction[bytes]], C],
         apply: Callable[[C], T],
-        quick: Callable[[lmdb.Transaction[bytes]], T | None] | None,
+        quick: Quick[T] | None,
     ) -> T:
         """With the lead and the lock, commit for this caller only."""
         locked = True
@@ -200,17 +212,17 @@ class GroupCommit:
             self._point("store.begin")
             with Writing(self.env, self.place) as txn:
                 self._point("store.begun")
-                context, result = None, None if quick is None else quick(txn)
-                if result is None:
+                if quick is not None and (answer := quick.apply(txn)) is not None:
+                    result, committed = answer, quick.committed
+                else:
                     context = make(txn)
-                    result = apply(context)
+                    result, committed = apply(context), context.committed
                     context.finish()
                 self._point("store.commit")
             locked = False
             self.lock.free()
             self._point("store.committed")
-            if context is not None:
-                context.committed()
+            committed()
             return result
         except Exception as error:
             raise self._translated(error)  # noqa: B904 - it names its cause

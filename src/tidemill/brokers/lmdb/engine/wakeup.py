@@ -24,6 +24,7 @@ import mmap
 import os
 import select
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -36,6 +37,8 @@ from tidemill.errors import BrokerUnavailable
 TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
 """Kinds of waits."""
 ALL = 2**64 - 1
+LOOK, LEASED, COMMITTED = b"x", b"p", b"g"
+"""Hints: look into the store; a put leases to the sleeper; that put is committed."""
 
 _SLOTS = 2048
 # The fields of a slot: taken, mask of the kinds, 1 while the owner waits, digest of the only queue
@@ -80,19 +83,39 @@ NOTHING = SleeperWant(0, 0, ())
 class Sleeper:
     """One place to sleep: a slot and the FIFO that belongs to it."""
 
-    __slots__ = ("fd", "slot")
+    __slots__ = ("_words", "fd", "slot")
 
     def __init__(self, slot: int, fd: int) -> None:
         self.slot = slot
         self.fd = fd
+        self._words = b""  # the hints that came last
 
-    def drain(self) -> None:
-        """Take all hints off the FIFO."""
+    def drain(self) -> bytes:
+        """Take all hints off the FIFO, and return the last of them."""
+        words = b""
         try:
-            while len(os.read(self.fd, 4096)) == 4096:
+            while len(words := os.read(self.fd, 4096)) == 4096:
                 pass
         except BlockingIOError:
             pass
+        self._words = words or self._words
+        return words
+
+    def has_lease(self, patience: float) -> bool:
+        """True when hints told of a lease, and its commit ends within ``patience`` seconds.
+
+        A hint is told once.
+        """
+        if not self._words:
+            return False
+        until = time.monotonic() + patience
+        while (words := self._words).rfind(LEASED) > words.rfind(COMMITTED):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            self.wait(left)
+        self._words = b""
+        return COMMITTED in words
 
     def wake(self) -> None:
         """End the sleep, from any thread."""
@@ -337,17 +360,18 @@ class WakeUps:
         for slot in range(1, high + 1):
             taken, _, _, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SIZE)
             if taken and meant(whose):
-                self._hint(slot)
+                self.hint(slot)
 
-    def wake(self, slot: int, mask: int) -> bool:
+    def wake(self, slot: int, mask: int, word: bytes = LOOK) -> bool:
         """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it."""
         self._set_mask(slot, 0)
-        hinted = self._hint(slot)
+        hinted = self.hint(slot, word)
         if not hinted and self._map[slot * _SIZE]:
             self._set_mask(slot, mask)
         return hinted
 
-    def _hint(self, slot: int) -> bool:
+    def hint(self, slot: int, word: bytes = LOOK) -> bool:
+        """Write a hint; False when no process reads it, or this process cannot write it."""
         writer = self._writer(slot)
         if writer is None:
             self._map[slot * _SIZE] = 0  # the process of the sleeper is gone
@@ -355,7 +379,7 @@ class WakeUps:
         if writer == _UNCERTAIN:
             return False
         try:
-            write_unkilled(writer, b"x")
+            write_unkilled(writer, word)
         except BlockingIOError:
             pass  # the FIFO is full of hints
         except OSError:

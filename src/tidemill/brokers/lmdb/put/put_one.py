@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 import lmdb
 
 from tidemill.brokers.lmdb.engine.store import Store
-from tidemill.brokers.lmdb.engine.wakeup import NOTHING, TASKS, bloom, digest
+from tidemill.brokers.lmdb.engine.wakeup import (
+    COMMITTED,
+    LEASED,
+    LOOK,
+    NOTHING,
+    TASKS,
+    bloom,
+    digest,
+)
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, READY_KEY, Row
 from tidemill.brokers.lmdb.look.search import ids_about
 from tidemill.brokers.lmdb.put.put import OVERHEAD, id_taken
@@ -34,19 +42,23 @@ def is_plain(jobs: Sequence[Envelope]) -> bool:
 
 
 class PutOne:
-    """Puts of single plain jobs into a store; ``micros`` tells the store's time and wall time."""
+    """The put of one plain job; ``micros`` tells the store's time and wall time."""
 
-    def __init__(self, store: Store, micros: Callable[[], tuple[int, int]]) -> None:
+    __slots__ = ("_job", "_leased", "_micros", "_store")
+
+    def __init__(self, store: Store, micros: Callable[[], tuple[int, int]], job: Envelope) -> None:
         self._store = store
         self._micros = micros
-        self._departure, self._seq, self._order = map(store.key, ("departure", "seq", "order"))
+        self._job = job
+        self._leased = 0  # the slot of the sleeper that gets the job
 
-    def __call__(self, job: Envelope, txn: lmdb.Transaction[bytes]) -> list[Put] | None:
+    def apply(self, txn: lmdb.Transaction[bytes]) -> list[Put] | None:
         """Store the job; None, and nothing is written, when the general put must decide."""
-        store, tables, get, put = self._store, self._store.tables, txn.get, txn.put
-        row_key, job_id = store.key("q/" + job.queue), job.id.encode()
-        stored, last, bounds = get(row_key), get(self._seq), get(self._order)
-        if not (stored and last and bounds) or get(self._departure) is not None:
+        store, job, get, put = self._store, self._job, txn.get, txn.put
+        tables, key, job_id = store.tables, store.key, job.id.encode()
+        row_key, seq_key, order_key = key("q/" + job.queue), key("seq"), key("order")
+        stored, last, bounds = get(row_key), get(seq_key), get(order_key)
+        if not (stored and last and bounds) or get(key("departure")) is not None:
             return None
         row, (bottom, _, top) = Row.of(job.queue, stored), bounds.partition(b" ")
         _, wall = self._micros()
@@ -74,9 +86,9 @@ class PutOne:
         else:
             row.ready += 1
             put(READY_KEY.pack(line, rank, number), job_id, db=tables.ready)
-        put(self._order, bottom + b" " + job_id)
+        put(order_key, bottom + b" " + job_id)
         put(row_key, row.pack())
-        put(self._seq, NUMBER.pack(number))
+        put(seq_key, NUMBER.pack(number))
         return [Put(job.id, Placed.CREATED)]
 
     def _wake_sleeper(self, row: Row, txn: lmdb.Transaction[bytes]) -> int | None:
@@ -91,9 +103,16 @@ class PutOne:
             return 0
         slot, mask, certain, waits, owner = found
         room, _, queues = wakeups.want_of(slot) if waits else NOTHING
-        takes = room > 0 and (queues is None or row.number in queues)
-        if takes and txn.get(NUMBER.pack(owner), db=self._store.tables.owner) is None:
-            takes = False
-        if not certain or (takes and row.ready) or not wakeups.wake(slot, mask):
+        wants = room > 0 and (queues is None or row.number in queues)
+        takes = wants and txn.get(NUMBER.pack(owner), db=self._store.tables.owner) is not None
+        if not certain or (takes and row.ready):
             return None
+        if not wakeups.wake(slot, mask, LEASED if takes else LOOK):
+            return None
+        self._leased = slot if takes else 0
         return owner if takes else 0
+
+    def committed(self) -> None:
+        """Tell the sleeper that it has the lease."""
+        if self._leased:
+            self._store.wakeups.hint(self._leased, COMMITTED)
