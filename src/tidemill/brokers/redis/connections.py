@@ -7,6 +7,8 @@ the store keeps the last answer of each session. So a call whose reply was lost 
 from __future__ import annotations
 
 import itertools
+import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +33,7 @@ STEP_TIMEOUT = 3.0
 _DUE = b"due"  # the answer when other calls must first move many due jobs
 _LAST = (False, *[True] * 5)  # the most tries of one call, for example after MOVED
 _SERIAL = struct.Struct(">Q")
+_TIMEVAL = struct.Struct("ll")
 
 
 class ServerConnection:
@@ -125,7 +128,7 @@ class ServerConnection:
                 while answer is False:
                     try:
                         data = sock.recv(65536)
-                    except TimeoutError as error:
+                    except (TimeoutError, BlockingIOError) as error:
                         self._bear_silence(error)
                         self._fit_timeout(sock)
                         continue
@@ -149,22 +152,22 @@ class ServerConnection:
                 if sent == len(rest):
                     return
                 rest = memoryview(rest)[sent:]
-            except TimeoutError as error:
+            except (TimeoutError, BlockingIOError) as error:
                 self._bear_silence(error)
                 self._fit_timeout(sock)
 
     def _fit_timeout(self, sock: Any) -> None:
         """Have the socket wait for ``SILENCE``, or less if the call must end earlier."""
         wait = min(SILENCE, max(0.01, self._until - time.monotonic()))
-        if wait != self._wait:  # only when the timeout changes, since this costs a system call
-            sock.settimeout(wait)
+        if wait != self._wait:  # only when the timeout changes, since this costs system calls
+            _set_timeout(sock, wait)
             self._wait = wait
 
-    def _bear_silence(self, error: TimeoutError) -> None:
+    def _bear_silence(self, error: TimeoutError | BlockingIOError) -> None:
         """Return if the call may wait longer: the silent server is the master, and time is left.
 
         Raises:
-            TimeoutError: a signal handler has raised it.
+            TimeoutError, BlockingIOError: a signal handler has raised it.
             Replaced: another server is the master.
             redis.TimeoutError: the time is over.
         """
@@ -185,7 +188,7 @@ class ServerConnection:
         self._reader = hiredis.Reader(replyError=redis.ResponseError)
         self._asking = False
         self._socket = socket_of(self._connection)
-        self._socket.settimeout(SILENCE)
+        _set_timeout(self._socket, SILENCE)
         self._wait = SILENCE
         # Another thread may have ended this session while this thread connected.
         if self._ended:
@@ -364,6 +367,17 @@ class ServerConnections:
     def close(self) -> None:
         """Close all connections for good; a connection in use closes when its call ends."""
         self._spares.close()
+
+
+def _set_timeout(sock: Any, seconds: float) -> None:
+    """Limit a wait by the kernel, since Python's own limit costs a ``poll`` for each wait."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(seconds)
+        return
+    sock.settimeout(None)
+    packed = _TIMEVAL.pack(int(seconds), int(seconds % 1 * MICRO))
+    for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, direction, packed)
 
 
 def _ahead() -> bytes:
