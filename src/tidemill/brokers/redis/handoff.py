@@ -25,16 +25,15 @@ class HandOff:
         self.heard = 0
         self._turn = 0  # of the latest step; 0 when no lease can be valid
         self._asked: Want | None = None
-        self._waited = False  # True when the owner has slept since its latest step
+        self._waits = False  # True when the owner waits between its steps, as workers do
 
     def waits(self) -> None:
-        """Remember that the owner begins to wait."""
-        self._waited = True
+        """Remember that the owner waits between its steps."""
+        self._waits = True
 
     def may_come(self, want: Want) -> bool:
         """Whether puts may lease to the owner while it sleeps after a step with this want."""
-        waited, self._waited = self._waited, False
-        return waited and want.sleep and want.tasks and not want.messages
+        return self._waits and want.sleep and want.tasks and not want.messages
 
     def take(self, step: Step, hints: Sequence[bytes]) -> Lease | None:
         """The lease that a hint brought; None when the server must be asked."""
@@ -50,7 +49,6 @@ class HandOff:
         if not found:
             return None
         self.heard, self._turn = self._turn, 0
-        self._waited = True  # the server got no step, so the owner counts as waiting
         packed = found[0]
         return read_leases((packed[8:60], packed[60:]), ())[0]
 

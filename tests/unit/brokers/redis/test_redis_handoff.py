@@ -255,13 +255,33 @@ def test_consumers_and_remote_owners_are_handed_nothing(broker: RedisBroker) -> 
     assert states(broker, "one") == [READY]
 
 
-def test_an_owner_that_does_not_wait_is_handed_nothing(broker: RedisBroker) -> None:
+def test_an_owner_that_never_waits_is_handed_nothing(broker: RedisBroker) -> None:
     worker = Sleeper(broker)
-    worker.sleep()
     assert worker.take() == []
     broker.put([named("one")])
     assert states(broker, "one") == [READY]
     assert worker.take() == ["one"]
+
+
+def test_an_owner_that_also_takes_messages_is_handed_nothing(broker: RedisBroker) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    worker.sleep(messages=True)
+    broker.put([named("one")])
+    assert states(broker, "one") == [READY]
+
+
+def test_a_step_right_after_a_hand_off_lets_the_next_put_hand_over(broker: RedisBroker) -> None:
+    """A worker with news does not wait before its next step."""
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    worker.hear()
+    (lease,) = worker.exchange(want=Want(4))
+    verdicts = [Verdict(lease.token, Outcome.SUCCESS)]
+    assert worker.exchange(verdicts=verdicts, want=Want(4)) == []
+    broker.put([named("two")])
+    assert states(broker, "two") == [RUNNING]
 
 
 def test_a_worker_whose_lease_is_not_renewed_is_handed_nothing(
