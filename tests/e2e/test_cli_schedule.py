@@ -81,6 +81,8 @@ def test_a_schedule_that_no_living_worker_declares_says_so(desk: Desk) -> None:
     assert "no worker declares it" in desk.run("schedule", "list").stdout
     while not (due := desk.mill.broker.exchange(Step("here", fires=5)).schedules):
         desk.mill.broker.wait("here", 0.05)
+    shown = desk.run("schedule", "next", "s", "-n", "1").stdout
+    assert shown.endswith("  past: a worker puts its job at once\n")
     Scheduling("app", "here").fire(desk.mill.broker, due)
     assert "not declared since 20" in desk.run("schedule", "list").stdout
     (row,) = [r for r in desk.json("schedule", "list")["schedules"] if r["name"] == "s"]

@@ -140,7 +140,11 @@ def next_(
     url: str | None,
     app: str | None,
 ) -> None:
-    """Show the next times of the schedule NAME, or of the rule in the options."""
+    """Show the next times of the schedule NAME, or of the rule in the options.
+
+    A schedule shows the times that get a job. Without catch_up, one job stands for all times that
+    were missed.
+    """
     if bool(name) == bool(when):
         raise click.UsageError("give the NAME of a schedule, or options such as --cron")
     if name:
@@ -151,9 +155,10 @@ def next_(
     if as_json:
         console.print_json({"next": [moment.timestamp() for moment in found]})
     for moment in () if as_json else found:
-        click.echo(_shown(moment))
+        is_past = moment.timestamp() <= clock.wall()
+        click.echo(f"{_shown(moment)}{'  past: a worker puts its job at once' if is_past else ''}")
     if not found and not as_json:
-        click.echo(f"{name or 'the rule'} has no further times, or is paused", err=True)
+        click.echo(f"{name or 'the rule'} has no further times, or does not fire now", err=True)
 
 
 def _preview(when: When, count: int) -> list[dt.datetime]:

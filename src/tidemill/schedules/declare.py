@@ -242,13 +242,13 @@ class Schedules:
         return handle
 
     def next_times(self, name: str, count: int = 5) -> list[dt.datetime]:
-        """The next times, without jitter; none for a schedule that is paused or has ended."""
+        """The next times that get a job, without jitter; none for a schedule that does not fire.
+
+        A time that passed while no worker ran is among them: its job follows when a worker runs.
+        """
         stored = kept.decode(self._record(name).body)
-        if stored.paused or stored.ended or count < 1:
-            return []
-        left = stored.repeats - stored.fired if stored.repeats else count
-        following = times(stored.rule, stored.planned, min(left, count) - 1)
-        return [moment_of(stored.rule, when) for when in (stored.planned, *following)]
+        found = kept.next_times(stored, self._broker.wall(), count)
+        return [moment_of(stored.rule, when) for when in found]
 
     # -- asyncio --------------------------------------------------------------------------------
 

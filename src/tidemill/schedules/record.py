@@ -230,6 +230,21 @@ def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
     return msgspec.structs.replace(change, instead=(due_of(uncounted), encode(uncounted)))
 
 
+def next_times(stored: Stored, now: float, most: int) -> list[float]:
+    """The next times that get a job, if the schedule is due to fire now."""
+    found: list[float] = []
+    if stored.paused or stored.undeclared:
+        return found
+    stored = copy.copy(stored)
+    if stored.catch_up:
+        _leave_out_oldest(stored, now)
+    while stored.planned and len(found) < most:
+        found.append(stored.planned)
+        stored.fired += 1
+        stored.planned = _next(stored, now)
+    return found
+
+
 def paused(record: Schedule) -> Change:
     """The change that stops a schedule until it is resumed."""
     stored = decode(record.body)

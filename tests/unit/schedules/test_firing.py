@@ -65,6 +65,30 @@ def test_missed_times_are_made_up_for_once(desk: Desk) -> None:  # case C7
     assert desk.times()[-2:] == [360, 360]
 
 
+@pytest.mark.parametrize("options", [{}, {"catch_up": True}, {"repeats": 3}, {"jitter": 45.0}])
+def test_the_next_times_after_an_outage_are_those_that_get_a_job(
+    desk: Desk, options: dict[str, Any]
+) -> None:  # case C7
+    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, **options)
+    desk.now += 330
+    shown = [t.timestamp() - NOON for t in desk.mill.schedules.next_times("s", 4)]
+    desk.fire()
+    while len(desk.times()) < len(shown):
+        desk.now += 60
+        desk.fire()
+    assert desk.times()[: len(shown)] == shown
+
+
+def test_a_schedule_that_no_worker_declares_has_no_next_times(desk: Desk) -> None:
+    desk.mill.schedule("s", desk.mill.call("tick"), every=60)
+    desk.declare(Scheduling("app:mill", "a dead worker"))
+    desk.now += 60
+    assert len(desk.mill.schedules.next_times("s")) == 5
+    desk.fire()
+    assert desk.mill.schedules.get("s").undeclared
+    assert desk.mill.schedules.next_times("s") == []
+
+
 def test_very_much_that_was_missed_is_made_up_for_in_steps(desk: Desk) -> None:  # case C7
     desk.mill.schedules.add("s", desk.mill.call("tick"), every=1, catch_up=True)
     desk.now += 1000
