@@ -38,7 +38,7 @@ LIMIT = 2000.0
 
 
 class FakeLock:
-    """The lock of the two threads of a supervisor."""
+    """The lock of the two threads of a supervisor. With ``chance`` the other one may come first."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
@@ -46,7 +46,9 @@ class FakeLock:
         self._depth = 0
 
     def __enter__(self) -> None:
-        here = greenlet.getcurrent()
+        here, chance = greenlet.getcurrent(), self._time.chance
+        if chance and self._holder is not here and chance.random() < 0.1:
+            self._time.sleep(0.01 * chance.random())
         while self._holder not in (None, here):
             self._time.sleep(FOREVER, lambda: [1] * (self._holder is None))
         self._holder, self._depth = here, self._depth + 1

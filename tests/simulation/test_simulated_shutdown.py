@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from simulator import FOREVER, Simulation
+from simulator import FOREVER, Simulation, simulation
 
 from tidemill import Retries, State
 
@@ -380,3 +380,15 @@ def test_ctrl_c_is_named_in_the_log(sim: Simulation) -> None:
     assert sim.said("for 1 running job; Ctrl-C again stops now") == 1
     assert sim.said("stopping now: 1 running job goes back to its queue") == 1
     assert job.refresh().state is State.READY
+
+
+def test_an_idle_worker_ends_soon_in_whatever_order_its_threads_run() -> None:
+    # case T11
+    for seed in range(50):
+        with simulation() as sim:
+            sim.be_random(seed)
+            worker = sim.worker(processes=2, shutdown_timeout=30.0)
+            told = sim.now
+            worker.signal(signal.SIGTERM)
+            assert worker.until_ended() == 0, seed
+            assert sim.now - told <= 10.0, seed

@@ -225,7 +225,7 @@ class Reports(Part):
         return self._open[PRINTED].due if PRINTED in self._open else math.inf
 
     def print_stacks(self) -> None:
-        """Print the stacks. The watchdog does this, so that a stalled store does not delay it."""
+        """Print the stacks. The main thread does this, so a stalled store does not delay it."""
         for answer in self._close(PRINTED).answers:
             sys.stderr.write(f"--- stacks of worker process {answer.pid}\n{answer.stacks}\n")
         sys.stderr.flush()

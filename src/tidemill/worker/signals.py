@@ -26,9 +26,9 @@ class Signals:
     def install(self) -> Callable[[], None]:
         """Have this process's signals arrive here; return a function that restores the handlers.
 
-        A handler in Python would not run while the main thread is inside a call of the store. So
-        the handlers do nothing, and the interpreter writes each signal's number to a socket. The
-        socket is set first: a handler without the socket would lose a signal.
+        The handlers do nothing. The interpreter writes each signal's number to a socket, on which
+        the main thread sleeps. The socket is set first: a handler without the socket would lose a
+        signal.
         """
         fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         before = {signum: signal.signal(signum, do_nothing) for signum in _SIGNALS}

@@ -48,7 +48,7 @@ class WorkerLoop(OwnerLoop):
         self._supervisor = supervisor
         self._store = store
         self._pool = pool = supervisor.pool
-        self._parts = [part for part in supervisor.parts if not (pool.closing and part.rests)]
+        self._parts = supervisor.parts
         self._settings = pool.settings
         self._due = 0.0  # machine time at which a part has something to do
         self._paused = 0.0  # machine time until which no part is asked, after an error
@@ -183,8 +183,8 @@ class WorkerLoop(OwnerLoop):
         self._leases.forget()
 
     def has_news(self) -> bool:
-        """True after a change that the next step must tell the store."""
-        return self._pool.news
+        """True after a change that the next step must tell the store, and when the worker ends."""
+        return self._pool.news or self._supervisor.over
 
     def rest(self) -> None:
         """Take no more jobs, since the worker stops. Any thread may call this."""
@@ -199,7 +199,7 @@ class WorkerLoop(OwnerLoop):
         pool, until = self._pool, clock.machine() + LAST_STEP
         self.step()
         while pool.verdicts and clock.machine() < until:
-            self.sleep(self._poll, self._settings.waits.retry)
+            self._poll([], self._settings.waits.retry)
             self.step()
         if pool.verdicts:
             left = len(pool.verdicts)

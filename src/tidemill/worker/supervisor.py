@@ -75,8 +75,8 @@ STALLED = LAST_STEP + 2.0
 """Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
 The scoreboard stays for the next worker, which counts an attempt for each job on it."""
 
-
 LONGEST_SLEEP = 3600.0
+"""Seconds that the main thread sleeps at most."""
 
 TASKS_MOST = 30
 """Tasks that the banner names."""
@@ -254,7 +254,7 @@ class Supervisor:
         loop = self._loop = WorkerLoop(self, broker, self._machine)
         self._machine.start_thread(lambda: self._serve(loop, broker))
         while not self._served:
-            self._watch()
+            self._watch(loop)
         if self._error is not None:
             raise self._error
         how = ", jobs were interrupted" if self.pool.interrupted else ""
@@ -264,7 +264,7 @@ class Supervisor:
         return INTERRUPTED if self.pool.interrupted else CLEAN
 
     def _serve(self, loop: WorkerLoop, broker: Store) -> None:
-        """Make all calls of the store, in a thread of their own."""
+        """Call the store until the worker has stopped; this runs in a thread of its own."""
         try:
             if Feature.SCHEDULES in broker.features:
                 self.owner.ahead = clock_ahead(broker)
@@ -272,7 +272,7 @@ class Supervisor:
             hello = self.pool.hello or Hello()  # the first process may have died
             self.announce(Start(self.owner.name, broker.url, self.settings, hello))
             try:
-                while not (self._stopping and self.pool.over):
+                while not self.over:
                     loop.turn()
             finally:
                 with self.pool.lock:
@@ -283,6 +283,14 @@ class Supervisor:
         finally:
             self._served = True
             self.signals.ring()
+
+    @property
+    def over(self) -> bool:
+        """True when the worker has been told to stop, and all its processes are gone."""
+        if not self._stopping:
+            return False
+        with self.pool.lock:
+            return self.pool.over
 
     def _await_first(self) -> int | None:
         """Wait until the first process names the broker. Return an exit code if the worker ends."""
@@ -335,7 +343,7 @@ class Supervisor:
 
     # -- in the main thread ---------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _watch(self, loop: WorkerLoop) -> None:
         """Sleep until a process or a signal comes; look after the processes when a look is due."""
         with self.pool.lock:
             open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
@@ -345,8 +353,8 @@ class Supervisor:
         point("worker.collected")
         if clock.machine() >= self._look_at:
             self._look()
-        if self.pool.news and self._loop is not None:
-            self._loop.wake()
+        if self.pool.news:
+            loop.wake()
 
     def _look_by(self, at: float) -> None:
         """Look after the processes no later than at this machine time. The lock is held."""
