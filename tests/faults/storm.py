@@ -52,6 +52,10 @@ DRAIN = 0.4
 MINUTE = 60.0
 """Seconds after the last blow in which nothing may be held any more that nobody works on."""
 
+TRIES = 600.0
+"""Seconds in which a job of an unknown task is tried twenty times, at least. At each try the worker
+that lacks the task may be faster than the worker that has it."""
+
 BLOW = 0.16
 """Seconds between two kills, on average."""
 
@@ -187,7 +191,7 @@ class Storm:
         check_nothing_held(self.place)
         if not done():
             half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
-            self.place.drain(*grace, slots=6)
+            self.place.drain(*grace, slots=6, standstill=TRIES)
             half.stop()
 
     def _check_the_living(self) -> None:

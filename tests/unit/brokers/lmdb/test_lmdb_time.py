@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from lmdb_desk import job
+from lmdb_desk import Sleeper, job
 from moved_clock import MovedClock
 
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Owner, State
+from tidemill.core.verdicts import given_back
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
@@ -59,3 +61,16 @@ def test_no_expired_job_starts_when_more_expired_than_one_commit_ends(
     assert broker.exchange(Step("o", want=Want(9))).leases == []
     assert {broker.get(name).state for name in "abc"} == {State.EXPIRED}
     broker.close()
+
+
+def test_a_job_of_an_unknown_task_meets_the_other_sleepers(broker: LmdbBroker) -> None:
+    # given an owner with a job whose task it does not know, and sleepers
+    owner, *others = (Sleeper(broker, name) for name in "uvw")
+    broker.put([job()])
+    [lease] = owner.exchange(want=Want(1))
+    for other in others:
+        other.sleep(1)
+    # when the owner gives the job back, and goes to sleep until the job is due again
+    owner.exchange(verdicts=[given_back(lease.token, lease.open())], want=Want(1))
+    # then the sleepers look now, learn the due time, and will wake for the job, too
+    assert all(other.hinted() for other in others)

@@ -57,6 +57,7 @@ from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.crash_points import point
 from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 from tidemill.core.signals import SignalsDeferred
+from tidemill.core.verdicts import is_given_back
 
 FRESH = 10
 """An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""
@@ -140,6 +141,9 @@ def _exchange(
         reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, commit.next_due()))
     _hand_out(commit, step.fires if departure is None else 0, reply)
     if step.want:
+        if any(map(is_given_back, step.verdicts)) and reply.next_due < float("inf"):
+            # Else only this owner, which does not know the task, would wake when the job is due.
+            commit.store.wakeups.tell_time(commit.now + int(reply.next_due * MICRO))
         _mark(commit, local_owner, step.want, reply)
     commit.tells(local_owner)
     return reply

@@ -343,6 +343,13 @@ class WakeUps:
             if self.wake(slot, mask):
                 return
 
+    def tell_time(self, due: int) -> None:
+        """Ensure that all sleepers that take jobs wake at ``due``."""
+        for slot in list(self._marked()):
+            mask, until = self._wait_for_jobs(slot)
+            if mask and until > due:
+                self._wake(slot, mask)
+
     def ring_owner(self, owner: int) -> None:
         """Hint every slot of an owner, asleep or not: the store has a command for the owner."""
         self._ring_each(lambda whose: whose == owner)
