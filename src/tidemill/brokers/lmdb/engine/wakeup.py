@@ -348,7 +348,7 @@ class WakeUps:
         for slot in list(self._marked()):
             mask, until = self._wait_for_jobs(slot)
             if mask and until > due:
-                self._wake(slot, mask)
+                self.wake(slot, mask)
 
     def ring_owner(self, owner: int) -> None:
         """Hint every slot of an owner, asleep or not: the store has a command for the owner."""
