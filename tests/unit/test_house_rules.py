@@ -176,6 +176,9 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+_PROPERTIES = frozenset({"property", "functools.cached_property"})
+
+
 def public_methods(node: ast.ClassDef) -> int:
     """The number of names of methods without an underscore; a property is no method."""
     methods = [
@@ -184,7 +187,7 @@ def public_methods(node: ast.ClassDef) -> int:
     names = {
         method.name
         for method in methods
-        if not any(isinstance(d, ast.Name) and d.id == "property" for d in method.decorator_list)
+        if _PROPERTIES.isdisjoint(map(ast.unparse, method.decorator_list))
     }
     return sum(not name.startswith("_") for name in names)
 

@@ -196,7 +196,7 @@ class LmdbBroker:
 
         def here(commit: Transitions) -> T:
             last[:] = [commit]
-            if not deletes or transfer.is_sealed(commit):
+            if not deletes or commit.is_sealed:
                 transfer.check_here(commit)
             return apply(commit)
 

@@ -18,7 +18,7 @@ import msgspec
 from tidemill.brokers.contract.exchange import Reply, Step, late
 from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, Tables, tokens_of
 from tidemill.brokers.lmdb.put.workflows import inputs_of
-from tidemill.brokers.lmdb.record import encode
+from tidemill.brokers.lmdb.record import Flag, encode
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.job import Command, Lease, Owner
@@ -165,7 +165,8 @@ def open_lease(commit: Transitions, number: int, token: int) -> Lease:
     counts = head.attempt + 1, head.losses, rank, seq
     left = max(0, deadline - commit.now) / MICRO if deadline else 0.0
     times = head.timeout, leased / MICRO, left
-    return Lease(token, *counts, *times, stored.envelope, inputs_of(commit, stored))
+    inputs = inputs_of(commit, stored) if head.flags & Flag.LINKED else ()
+    return Lease(token, *counts, *times, stored.envelope, inputs)
 
 
 def heard(

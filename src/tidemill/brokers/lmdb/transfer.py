@@ -45,35 +45,18 @@ class _Arrival(msgspec.Struct, array_like=True):
     first: int
 
 
-_DEPARTURE = msgspec.msgpack.Decoder(Departure)
 _ARRIVAL = msgspec.msgpack.Decoder(_Arrival)
-
-
-def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None:
-    """The departure (move to another store) that has begun; None without a departure."""
-    data = txn.get(store.key("departure"))
-    return _DEPARTURE.decode(data) if data is not None else None
-
-
-def departure_of(commit: Transitions) -> Departure | None:
-    """The departure that has begun, as a commit sees it; None without a departure."""
-    return departure_in(commit.store, commit.txn)
-
-
-def is_sealed(commit: Transitions) -> bool:
-    """True when all jobs have moved to another store, and nothing changes here any more."""
-    departure = departure_of(commit)
-    return departure is not None and departure.sealed
 
 
 def depart(commit: Transitions, where: str, *, seal: bool = False) -> Departure:
     """Begin a departure, or continue it."""
     if seal:
         finish_falls(commit)
-    known = departure_of(commit) or Departure(new_id(), where)
+    known = commit.departure or Departure(new_id(), where)
     if known.where != where:
         raise gone(known)
     departure = Departure(known.mark, where, commit.last_number, known.sealed or seal)
+    commit.departure = departure
     commit.txn.put(commit.store.key("departure"), encode(departure))
     _wake_everybody(commit)
     return departure
@@ -81,6 +64,7 @@ def depart(commit: Transitions, where: str, *, seal: bool = False) -> Departure:
 
 def stay(commit: Transitions) -> None:
     """Cancel the departure."""
+    commit.departure = None
     commit.txn.delete(commit.store.key("departure"))
     _wake_everybody(commit)
 
@@ -97,9 +81,8 @@ def gone(departure: Departure) -> StoreMoved:
 
 def check_here(commit: Transitions) -> None:
     """Refuse changes of a store whose jobs move to another store."""
-    departure = departure_of(commit)
-    if departure is not None:
-        raise gone(departure)
+    if commit.departure is not None:
+        raise gone(commit.departure)
 
 
 def adopted(store: Store, txn: lmdb.Transaction[bytes], mark: str) -> str:

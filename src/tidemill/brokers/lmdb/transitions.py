@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import lmdb
+import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.retention import Retention
+from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.lmdb.claim.limits import Limiters, Partitions
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import (
@@ -74,6 +76,15 @@ _HANDED_MOST = 16
 _NEVER = float("inf")
 
 
+_DEPARTURE = msgspec.msgpack.Decoder(Departure)
+
+
+def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None:
+    """The departure that a transaction sees."""
+    data = txn.get(store.key("departure"))
+    return _DEPARTURE.decode(data) if data is not None else None
+
+
 class Transitions:
     """The context of one commit: its rows of queues, its numbers, and its hints to sleepers.
 
@@ -120,6 +131,16 @@ class Transitions:
         self.limiters = Limiters(self)
         self.partitions = Partitions(self)
         self.order = Order(self)
+
+    @functools.cached_property
+    def departure(self) -> Departure | None:
+        """The departure (move to another store) that has begun; None without a departure."""
+        return departure_in(self.store, self.txn)
+
+    @property
+    def is_sealed(self) -> bool:
+        """True when all jobs have moved to another store, and nothing changes here any more."""
+        return self.departure is not None and self.departure.sealed
 
     # -- numbers and rows -----------------------------------------------------------------------
 

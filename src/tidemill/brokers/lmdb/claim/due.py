@@ -28,7 +28,6 @@ from tidemill.brokers.lmdb.record import (
     flags_of,
 )
 from tidemill.brokers.lmdb.settle import expire_lease
-from tidemill.brokers.lmdb.transfer import is_sealed
 from tidemill.brokers.lmdb.transitions import Transitions
 
 _PROMOTE_MOST = 5000
@@ -44,7 +43,7 @@ _JUMPS = 32  # the most groups of young results that one look skips
 
 def come_due(commit: Transitions) -> bool:
     """Handle due entries, as many as one step should; True when more are left."""
-    if is_sealed(commit):
+    if commit.is_sealed:
         return False
     cursor = commit.txn.cursor(commit.t.due)
     done = 0
@@ -96,7 +95,7 @@ def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
 
 def prune(commit: Transitions, most: int) -> int:
     """Forget finished jobs that are too old or too many; at most ``most`` of them."""
-    if is_sealed(commit):
+    if commit.is_sealed:
         return 0
     pruned = 0
     _part_from_flows(commit, most)

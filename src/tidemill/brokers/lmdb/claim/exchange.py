@@ -52,8 +52,8 @@ from tidemill.brokers.lmdb.put import schedules
 from tidemill.brokers.lmdb.put.workflows import flow
 from tidemill.brokers.lmdb.record import Flag, Stored
 from tidemill.brokers.lmdb.settle import note, settle, touch
-from tidemill.brokers.lmdb.transfer import departure_in, departure_of, gone
-from tidemill.brokers.lmdb.transitions import Transitions
+from tidemill.brokers.lmdb.transfer import gone
+from tidemill.brokers.lmdb.transitions import Transitions, departure_in
 from tidemill.core.crash_points import point
 from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 from tidemill.core.signals import SignalsDeferred
@@ -127,7 +127,7 @@ def _exchange(
     reply = Reply()
     more = come_due(commit)
     _hear(commit, number, local_owner.owner.name, step, reply)
-    departure = departure_of(commit)
+    departure = commit.departure
     if local_owner.owner.kind == "worker":
         reply.leases = fetch(commit, local_owner, step.want if departure is None else None)
     if step.want:

@@ -43,7 +43,7 @@ from tidemill.brokers.lmdb.look.search import Finding, first_ids, queue_rows
 from tidemill.brokers.lmdb.owner_table import name_of
 from tidemill.brokers.lmdb.put.workflows import counts_of
 from tidemill.brokers.lmdb.record import READY, STATES, Flag, Header, Stored, notes_of
-from tidemill.brokers.lmdb.transfer import departure_in
+from tidemill.brokers.lmdb.transitions import departure_in
 from tidemill.core.envelope import decode_envelope, decode_listed
 from tidemill.core.job import Record, State, whole_progress
 from tidemill.errors import InvalidOption
