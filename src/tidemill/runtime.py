@@ -39,7 +39,7 @@ from tidemill.client.task import (
 )
 from tidemill.client.threads import ACTING, WAITING, Threads
 from tidemill.core.config import check_app, check_known, default_url, url_from_environment
-from tidemill.core.forks import after_fork, check_fork
+from tidemill.core.forks import after_fork, check_fork, enter_child, mark
 from tidemill.core.locks import LongLock
 from tidemill.core.signals import restart_on_signal
 from tidemill.errors import InvalidOption
@@ -160,7 +160,8 @@ class Runtime:
     @property
     def broker(self) -> Store:
         """The broker, opened at first use."""
-        check_fork()
+        if not mark[0]:
+            enter_child()
         return self._broker or self._open()
 
     @property

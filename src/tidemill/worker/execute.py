@@ -172,7 +172,7 @@ class Executor:
             else:
                 self.restore()
                 verdict = self.success(run, value)
-            if hands_on(run.envelope):
+            if self.mill.keys and hands_on(run.envelope):
                 sign_handed_on(verdict, run.envelope.id, self.mill.keys)
             self.report(run, verdict)
 
