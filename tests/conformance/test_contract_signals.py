@@ -81,11 +81,7 @@ def _is_room(path: str) -> bool:
         parts = Path(path).relative_to(ROOT).parts
     except ValueError:
         return False
-    return parts[0] == "brokers" or parts in (
-        ("core", "locks.py"),
-        ("core", "signals.py"),
-        ("core", "shield.py"),
-    )
+    return parts[0] == "brokers" or parts in (("core", "locks.py"), ("core", "signals.py"))
 
 
 def at_every_step(

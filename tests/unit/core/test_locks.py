@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,11 +22,9 @@ from tidemill.core.signals import InterruptibleWait, SignalsDeferred, raised_by_
 ROOT = Path(tidemill.__file__).parent
 ROOMS = {
     str(ROOT / f"{name}.py")
-    for name in (
-        *("core/locks", "core/signals"),
-        *("client/threads", "client/put_batching", "client/batch"),
-    )
+    for name in ("core/locks", "core/signals", "client/threads", "client/puts")
 }
+assert all(map(os.path.exists, ROOMS)), "a file has moved"
 ROOMS.add(threading.__file__)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,14 +23,16 @@ from tidemill.core.job import Owner
 pytestmark = pytest.mark.everyday
 
 ROOT = Path(tidemill.__file__).parent
-LMDB = (
-    *("group_commit", "write_lock", "write_lock_waiter", "switch_interval", "store", "owners"),
-    "waits",
-)
-CORE = ("core/signals", "core/commit_delay", "client/consumers")
-ROOMS = {str(ROOT / f"{name}.py") for name in CORE}
-ROOMS |= {str(ROOT / "brokers" / "lmdb" / f"{name}.py") for name in LMDB}
-ROOMS.add(str(ROOT / "brokers" / "shared" / "waits.py"))
+ROOMS = {
+    str(ROOT / f"{name}.py")
+    for name in (
+        *("core/signals", "core/commit_delay", "client/messages", "brokers/shared/waits"),
+        *("brokers/lmdb/engine/group_commit", "brokers/lmdb/engine/write_lock"),
+        *("brokers/lmdb/engine/transactions", "brokers/lmdb/engine/store"),
+        *("brokers/lmdb/owners", "brokers/lmdb/look/waits"),
+    )
+}
+assert all(map(os.path.exists, ROOMS)), "a file has moved"
 
 
 @pytest.fixture
