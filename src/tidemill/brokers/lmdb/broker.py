@@ -44,6 +44,7 @@ from tidemill.brokers.lmdb.owners import Owners
 from tidemill.brokers.lmdb.put.put import may_refuse, put, put_once, sweep_nonces
 from tidemill.brokers.lmdb.put.put_one import PutOne, is_plain
 from tidemill.brokers.lmdb.put.schedules import apply_changes, page_of_schedules, read_schedules
+from tidemill.brokers.lmdb.put.unique import sweep_keys
 from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, is_unfinished
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.forwarded import forwarded_to
@@ -323,6 +324,7 @@ class LmdbBroker:
             self._owners.sweep(commit)
             more = come_due(commit)
             more = commit.partitions.sweep(_PRUNE_MOST) or more
+            more = sweep_keys(commit, _PRUNE_MOST) >= _PRUNE_MOST or more
             more = sweep_nonces(commit) or more
             more = prune_history(commit, _PRUNE_MOST) >= _PRUNE_MOST or more
             return prune(commit, _PRUNE_MOST) >= _PRUNE_MOST or more

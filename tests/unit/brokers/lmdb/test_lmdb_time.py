@@ -11,7 +11,8 @@ from moved_clock import MovedClock
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.job import Owner, State
+from tidemill.core.envelope import Unique
+from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.core.verdicts import given_back
 
 
@@ -74,3 +75,21 @@ def test_a_job_of_an_unknown_task_meets_the_other_sleepers(broker: LmdbBroker) -
     owner.exchange(verdicts=[given_back(lease.token, lease.open())], want=Want(1))
     # then the sleepers look now, learn the due time, and will wake for the job, too
     assert all(other.hinted() for other in others)
+
+
+def test_the_tick_forgets_keys_whose_time_is_over(
+    url: str, moved_clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.brokers.lmdb.broker._PRUNE_MOST", 2)
+    broker = open_broker(url)
+    assert isinstance(broker, LmdbBroker)
+    broker.attach(Owner(id="o", name="w"))
+    broker.put([job(key=name, unique=Unique(period=5)) for name in "abc"])
+    leases = broker.exchange(Step("o", want=Want(3))).leases
+    broker.exchange(Step("o", [Verdict(lease.token, Outcome.SUCCESS) for lease in leases]))
+    for seconds, left in ((0, 3), (6, 0)):
+        moved_clock.advance(seconds)
+        broker.tick()
+        with broker._store.reading_txn() as txn:
+            assert txn.stat(broker._store.tables.key)["entries"] == left
+    broker.close()

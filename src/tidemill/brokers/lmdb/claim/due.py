@@ -14,7 +14,6 @@ from tidemill.brokers.lmdb.layout import (
     MICRO,
     NUMBER,
 )
-from tidemill.brokers.lmdb.put.unique import sweep
 from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, go_on, is_needed
 from tidemill.brokers.lmdb.record import (
     EXPIRED,
@@ -102,7 +101,7 @@ def prune(commit: Transitions, most: int) -> int:
     for kept in (KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER):
         if pruned < most and commit.kept[kept]:
             pruned += _prune_class(commit, kept, most - pruned)
-    return pruned + sweep(commit, most - pruned)
+    return pruned
 
 
 def _part_from_flows(commit: Transitions, most: int) -> None:

@@ -123,8 +123,10 @@ def forget_held(commit: Transitions, stored: Stored) -> None:
         commit.txn.delete(name, db=commit.t.key)
 
 
-def sweep(commit: Transitions, most: int) -> int:
+def sweep_keys(commit: Transitions, most: int) -> int:
     """Forget up to ``most`` keys whose time is over; return how many."""
+    if commit.is_sealed:
+        return 0
     cursor = commit.txn.cursor(commit.t.due)
     swept = 0
     while swept < most and cursor.set_range(DUE_KEY.pack(HELD, 0, 0, 0)):
