@@ -19,7 +19,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.lmdb import transfer
 from tidemill.brokers.lmdb.broker import LmdbBroker
-from tidemill.brokers.lmdb.engine.wakeup import bloom
+from tidemill.brokers.lmdb.engine.wakeup import COMMITTED, LEASED, LOOK, bloom
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import JobLimit, LimitSettings
@@ -178,7 +178,7 @@ ACTIONS = st.integers(0, 9).flatmap(
 def compare(folder: Path, actions: list[Action | None]) -> None:
     """Do the same in a store with straight puts and in a store without; None lets time pass."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as last:
-        time = MovedClock(patch, speed=0.0)
+        time = MovedClock(patch, speed=0.0, wall=1.8e9)
         patch.setattr(transfer, "new_id", lambda: "departure")
         straight, general = (Store(folder / n, straight=n == "one") for n in ("one", "other"))
         for store in (straight, general):
@@ -203,6 +203,15 @@ def test_a_straight_put_writes_the_bytes_of_the_general_put(
     compare(tmp_path_factory.mktemp("stores"), actions)
 
 
+def put_as(shift: int) -> Action:
+    """Put a job whose id seems to be made ``shift`` milliseconds later."""
+
+    def act(store: Store, new: str) -> Any:
+        return store.broker.put([job(id=f"{int(new[:11], 16) + shift:011x}{'0' * 15}", queue="a")])
+
+    return act
+
+
 PUT = put({"queue": "a"})
 ASLEEP = [sleep(which, (), 2, messages=False) for which in range(3)]
 ALIKE = next(f"q{n}" for n in range(1000) if bloom([f"q{n}"]) == bloom(["a"]))
@@ -212,7 +221,7 @@ DOUBTS: dict[str, list[Action | None]] = {
     "a queue with a limit": [limit_queue("a"), ASLEEP[0], ASLEEP[1], PUT, PUT],
     "an id out of order": [PUT, put({"queue": "a", "id": "0"}), PUT],
     "an id of the future": [put({"queue": "a", "id": "f" * 26}), PUT],
-    "an id that is taken": [put({"queue": "a", "id": "one"}), put({"queue": "a", "id": "one"})],
+    "an id that is taken": [put_as(2000), None, put_as(-1000)],
     "a store that moves": [lambda store, _: store.broker.depart("redis://elsewhere"), PUT],
     "an earlier job": [PUT, look(2, dozes=False), ASLEEP[0], ASLEEP[1], give_up(2), PUT],
     "a sleeper of queues that look alike": [
@@ -265,7 +274,9 @@ def test_a_plain_put_goes_straight(
     record = broker.get(plain.id)
     assert record is not None
     assert record.state is expected
-    assert worker.hinted() == (sleeps is not None and sleeps != {"queues": ["other"]})
+    hints = {State.RUNNING: LEASED + COMMITTED, State.READY: LOOK}[expected]
+    is_hinted = sleeps is not None and sleeps != {"queues": ["other"]}
+    assert worker.member.sleeper.drain() == (hints if is_hinted else b"")
 
 
 @pytest.mark.parametrize(

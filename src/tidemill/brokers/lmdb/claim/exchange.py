@@ -34,7 +34,7 @@ from tidemill.brokers.lmdb.engine.wakeup import (
     bloom,
     digest,
 )
-from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, tokens_of
+from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, tokens_of
 from tidemill.brokers.lmdb.look.history import add_history
 from tidemill.brokers.lmdb.owner_table import (
     LastReply,
@@ -310,8 +310,7 @@ def _leases_of_puts(
     """The owner's new leases of jobs that nobody has changed since; none if there are others."""
     number, tables, leases = local_owner.number, store.tables, list[Lease]()
     tokens = tokens_of(txn, tables, number, local_owner.told)
-    listed = txn.get(NUMBER.pack(number), db=tables.owner) is not None
-    if not listed or len(tokens) > most or departure_in(store, txn) is not None:
+    if len(tokens) > most or departure_in(store, txn) is not None:
         return []
     point("store.fetching")
     for token in tokens:
