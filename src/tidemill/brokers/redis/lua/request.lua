@@ -42,17 +42,24 @@ local function range_at(at)
   return at + 1, after - 1, after
 end
 
+-- What the verdict of a plain success does not say. Such a verdict is a small table, since there are many.
+local PLAIN = {__index = {outcome = 0, delay = 0, hold = false, error = '', traceback = '', followers = 0, rank = -1}}
+
 local function read_verdicts(at, tokens)
   local verdicts, many = {}, tonumber(ARGV[at])
   at = at + 1
   for i = 1, many do
     local data = ARGV[at]
     local token, outcome, delay, started, ended, hold, e, t, followers, rank, from = unpk('>I8BdddBI4I4I4i8', data)
-    verdicts[i] = {
-      token = token, outcome = outcome, delay = delay, started = started, ended = ended, hold = hold == 1,
-      error = sub(data, from, from + e - 1), traceback = sub(data, from + e, from + e + t - 1),
-      result = sub(data, from + e + t), followers = followers, rank = rank, first = at + 1,
-    }
+    if outcome + hold + e + t + followers == 0 and rank == -1 then
+      verdicts[i] = setmetatable({token = token, started = started, ended = ended, result = sub(data, from)}, PLAIN)
+    else
+      verdicts[i] = {
+        token = token, outcome = outcome, delay = delay, started = started, ended = ended, hold = hold == 1,
+        error = sub(data, from, from + e - 1), traceback = sub(data, from + e, from + e + t - 1),
+        result = sub(data, from + e + t), followers = followers, rank = rank, first = at + 1,
+      }
+    end
     at = at + 1 + 4 * followers
     tokens[#tokens + 1] = token
   end
