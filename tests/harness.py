@@ -443,11 +443,21 @@ def check_no_overlap(lines: Iterable[Line]) -> None:
 
 
 def check_counters(place: Place) -> None:
-    """The counters of every queue equal a recount of its records."""
+    """The counters of every queue equal a recount of its records.
+
+    A scheduled job whose time has come may count as ready before an owner moves it.
+    """
     counted: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for record in place.records():
-        counted[record.envelope.queue][str(record.state)] += 1
-    for row in place.mill.queues():
+    records, rows = place.records(), place.mill.queues()
+    now = place.mill.broker.wall()
+    for record in records:
+        has_come = record.state is State.SCHEDULED and record.due <= now
+        counted[record.envelope.queue]["come" if has_come else str(record.state)] += 1
+    for row in rows:
+        found = counted[row.name]
+        moved = max(0, min(found["come"], found["scheduled"] + found["come"] - row.scheduled))
+        found["scheduled"] += found["come"] - moved
+        found["ready"] += moved
         for state in (*UNFINISHED, State.SUCCEEDED, State.FAILED):
             told, found = getattr(row, str(state)), counted[row.name][str(state)]
             assert told == found, f"queue {row.name}: {told} {state} by the counter, {found} found"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from checker import check
-from harness import Place, eventually, open_place
+from harness import Place, Worker, eventually, open_place
 from servers import NETWORK
 
 from tidemill.core.clock import new_id
@@ -51,6 +52,8 @@ DEATHS = ["store.reaping", "store.reaped"]  # passed by who finds that another o
 BURYING = ["worker.burying"]  # passed by a supervisor that lost a process
 ROUNDS = int(os.environ.get("TIDEMILL_ROUNDS", "4"))
 """How often at each point; ``make test`` says 1, and ``make long`` 20."""
+LOADS = 20
+"""How often jobs are put until a process dies at its point. One load may take fewer steps."""
 
 
 def kill_times(place: Place) -> list[float]:
@@ -84,34 +87,22 @@ def crash_everywhere(place: Place, point: str, rounds: int, rng: random.Random) 
         more = 1 if "spawn" in point else 12
         count = rng.randint(least, least + more) if rounds > 1 else least
         worker = place.worker(processes=2, slots=3, env=crash_env(place, point, count))
+        load_until_crash(place, worker, before, functools.partial(load, place, accepted))
         if point in CHILD:
-            eventually(
-                lambda before=before: len(kill_times(place)) > before or not place.unfinished(),
-                point,
-            )
-            worker.kill_everything()
-        else:
-            worker._until(
-                lambda before=before: len(kill_times(place)) > before or quiet(place), point
-            )
-            if len(kill_times(place)) == before:
-                worker.stop()
-            worker.wait()
-    if point in CHILD:  # the supervisors were killed as well
-        place.drain(slots=4)
-        check(place, accepted, [*kill_times(place), *ends_of(place)])
-    else:
-        place.drain(slots=4)
-        check(place, accepted, kill_times(place))
-    assert len(kill_times(place)) >= max(1, rounds - 1)
+            worker.kill_everything()  # the supervisor
+        worker.wait()
+    place.drain(slots=4)
+    check(place, accepted, [*kill_times(place), *place.killed])
 
 
-def ends_of(place: Place) -> list[float]:
-    return place.killed
-
-
-def quiet(place: Place) -> bool:
-    return not place.unfinished()
+def load_until_crash(place: Place, worker: Worker, before: int, put: Callable[[], object]) -> None:
+    """Put more jobs each time that the worker rests, until a process dies at its point."""
+    for _ in range(LOADS):
+        worker._until(functools.partial(has_crashed_or_rests, place, before), "a crash, or rest")
+        if has_crashed(place, before):
+            return
+        put()
+    raise AssertionError(f"no process has died at its point under {LOADS} loads")
 
 
 @pytest.mark.everyday
@@ -216,22 +207,25 @@ def test_kill_while_jobs_of_unknown_tasks_are_given_back(
         accepted: list[str] = []
         given_back = 0
         least = 8  # starting passes the points, too
+
+        def put() -> None:
+            for name in ("ours", "theirs"):
+                jobs = place.enqueue_many(name, [(n,) for n in range(30)])
+                accepted.extend(job.id for job in jobs)
+
         for turn in range(ROUNDS):
-            calls = [(n,) for n in range(30)]
-            jobs = [place.enqueue_many(name, calls) for name in ("ours", "theirs")]
-            accepted += [job.id for some in jobs for job in some]
+            put()
             lacks = {"TEST_LACKS": ("ours", "theirs")[turn % 2]}
             count = rng.randint(least, least + 8) if ROUNDS > 1 else least
             crash = crash_env(place, point, count)
             before = len(kill_times(place))
             worker = place.worker(processes=2, slots=3, env={**lacks, **crash})
-            worker._until(lambda before=before: has_crashed_or_rests(place, before), point)
+            load_until_crash(place, worker, before, put)
             worker.kill_everything()
             given_back += sum(row.scheduled for row in place.mill.queues())
         assert given_back
         place.drain(slots=4)
         check(place, accepted, [*kill_times(place), *place.killed])
-        assert kill_times(place)
 
 
 def has_crashed(place: Place, before: int) -> bool:
