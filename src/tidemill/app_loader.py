@@ -8,11 +8,13 @@ import importlib.util
 import logging
 import os
 import pkgutil
+import re
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from tidemill.app import Tidemill
@@ -23,6 +25,9 @@ from tidemill.errors import BrokerUnavailable, InvalidOption
 
 LONG = 5.0
 """Seconds after which the log has the stack of an import."""
+
+_MAKES_APP = re.compile(rb"^(\w+)[^=\n(#]*=.*\bTidemill\(", re.MULTILINE)
+"""A line of a module that assigns an app to a variable."""
 
 log = logging.getLogger("tidemill")
 
@@ -74,8 +79,23 @@ def _no_app(module: str, name: str, found: Any, apps: Collection[str]) -> Invali
         kind = type(found).__name__
         return InvalidOption(f"{module}.{name} is of type {kind}, not Tidemill; {hint(name, apps)}")
     if not apps:
-        return InvalidOption(f"{module} has no Tidemill; name the module that makes the app")
+        below = _app_below(module)
+        how = f"did you mean {below!r}?" if below else "name the module that makes the app"
+        return InvalidOption(f"{module} has no Tidemill; {how}")
     return InvalidOption(f"{module} has no Tidemill named {name!r}; {hint(name, apps)}")
+
+
+def _app_below(package: str) -> str:
+    """A module of a package whose text makes an app, with the app's variable; may be empty.
+
+    The modules are not imported.
+    """
+    for folder in getattr(sys.modules.get(package), "__path__", ()):
+        for path in sorted(Path(folder).glob("*.py")):
+            with contextlib.suppress(OSError):
+                if made := _MAKES_APP.search(path.read_bytes()):
+                    return f"{package}.{path.stem}:{made[1].decode()}"
+    return ""
 
 
 def _import(name: str, folder: str, spec: str) -> types.ModuleType:

@@ -38,8 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("lod_shp.py:mill", "there is no file .*lod_shp.py"),
         ("lod_shop:make", r"lod_shop.make is a function and no Tidemill; .* mill = make\(\)"),
         ("lod_shop:PORT", "lod_shop.PORT is of type int, not Tidemill; known are mill"),
-        ("lod_pkg", "lod_pkg has no Tidemill; name the module that makes the app"),
-        ("lod_pkg:mill", "lod_pkg has no Tidemill; name the module that makes the app"),
+        ("lod_pkg", "lod_pkg has no Tidemill; did you mean 'lod_pkg.tasks:mill'"),
+        ("lod_pkg:app", "lod_pkg has no Tidemill; did you mean 'lod_pkg.tasks:mill'"),
+        ("lod_pkg.bare", "lod_pkg.bare has no Tidemill; name the module that makes the app"),
         ("lod_two", "lod_two has several Tidemills: b, a; write one as lod_two:a"),
     ],
 )
@@ -51,6 +52,8 @@ def test_a_near_miss_is_named(folder: Path, spec: str, sentence: str) -> None:
     (folder / "lod_pkg").mkdir()
     (folder / "lod_pkg" / "__init__.py").touch()
     (folder / "lod_pkg" / "tasks.py").write_text(APP)
+    (folder / "lod_pkg" / "bare.py").touch()
+    (folder / "lod_pkg" / "broken.py").write_text("1 / 0\n")
     with pytest.raises(InvalidOption, match=sentence):
         load_app(spec)
 
