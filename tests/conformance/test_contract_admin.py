@@ -134,6 +134,7 @@ def test_a_retried_job_has_fresh_attempts_and_keeps_its_trail(
     assert record is not None
     assert (record.state, record.error, record.finished, record.expires) == (State.READY, "", 0, 0)
     assert [a.number for a in record.attempts] == [1, 2]
+    assert [line for _, line in record.log] == ["retry was asked for"]
     assert (record.run, record.attempt, record.max_attempts) == (2, 0, 2)
     for number in (1, 2):
         [lease] = worker.take()

@@ -71,6 +71,7 @@ CONSUMER_DIED = "its consumer died"
 NOT_STARTED = "cancelled before it started"
 WHILE_RUNNING = "cancelled while it was running"
 CANCEL_ASKED = {False: "cancel was asked for", True: "cancel was asked for, at once"}
+RETRY_ASKED = "retry was asked for"
 """The line in the history of a cancelled job, with the value of ``terminate`` as the key."""
 
 _PURGED = "purged, in purge "

@@ -46,7 +46,8 @@ class Admin(Protocol):
 
         A finished job starts a new run, whose attempts and backoff begin from 1. A scheduled job
         goes on with its run. With ``only_scheduled`` other jobs stay as they are: a job that was
-        cancelled since the caller has read it does not run again.
+        cancelled since the caller has read it does not run again. Without ``only_scheduled`` the
+        log of the job gets the line :data:`tidemill.core.job.RETRY_ASKED`.
 
         With ``force`` a succeeded job runs again, too, unless it belongs to a flow. With ``force``
         a job also takes its key from a succeeded job that keeps the key for a ``Unique.period``.

@@ -34,7 +34,15 @@ from tidemill.brokers.lmdb.record import (
 from tidemill.brokers.lmdb.settle import drop_lease, log
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import LimitSettings, decode_envelope
-from tidemill.core.job import CANCEL_ASKED, NOT_STARTED, Command, Lease, altered_text, purged
+from tidemill.core.job import (
+    CANCEL_ASKED,
+    NOT_STARTED,
+    RETRY_ASKED,
+    Command,
+    Lease,
+    altered_text,
+    purged,
+)
 
 _PURGED_ROOM = 400
 """Bytes that a purge may add to each job: its error, and its entry in the table of pruning."""
@@ -105,20 +113,27 @@ def retry(
     """
     finish_falls(commit)
 
+    line = "" if only_scheduled else RETRY_ASKED
+
     def retry_one(stored: Stored | None) -> bool:
         if only_scheduled and (stored is None or stored.head.state != SCHEDULED):
             return False
-        return _retry(commit, stored, force, int(due * MICRO))
+        return _retry(commit, stored, force, int(due * MICRO), line)
 
     return _each(commit, job_ids, retry_one)
 
 
-def _retry(commit: Transitions, stored: Stored | None, force: bool, due: int) -> bool:
+def _retry(
+    commit: Transitions, stored: Stored | None, force: bool = False, due: int = 0, line: str = ""
+) -> bool:
+    """Retry one job; ``line`` goes to its log, unless the line is empty."""
     if stored is None:
         return False
     head = stored.head
     if head.state == SCHEDULED:
         commit.unplace(stored)
+        if line:
+            log(commit, stored, line, commit.wall / MICRO)
         commit.place(stored, due, Flag.WALL if due else 0)
         return True
     again = force and head.state == SUCCEEDED and not head.flags & Flag.LINKED
@@ -140,6 +155,8 @@ def _retry(commit: Transitions, stored: Stored | None, force: bool, due: int) ->
     head.flags &= ~(Flag.CANCELLING | Flag.DROPPED)
     tail = stored.tail
     tail.error, tail.result = "", b""
+    if line:
+        log(commit, stored, line, commit.wall / MICRO)
     if envelope.links is not None and must_wait(commit, stored):
         wait_anew(commit, stored)
     else:
@@ -281,7 +298,8 @@ def _lease_one(commit: Transitions, owner: int, job_id: str) -> Lease | None:
     if stored is None or stored.head.flags & Flag.LIMITED:
         return None
     if stored.head.state in (SCHEDULED, FAILED):
-        retry(commit, [job_id])
+        finish_falls(commit)
+        _retry(commit, stored)
         stored = commit.load(stored.id)
         assert stored is not None
     head, row = stored.head, commit.row_of(stored.head.line)

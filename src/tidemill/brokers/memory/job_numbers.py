@@ -18,7 +18,8 @@ def lease_named(jobs: Jobs, owner: Owner, job_id: str) -> Lease | None:
     item = jobs.items.get(job_id)
     if item is None or item.record.envelope.limit is not None:
         return None
-    if item.record.state in (State.SCHEDULED, State.FAILED) and not retry(jobs, job_id):
+    again = item.record.state in (State.SCHEDULED, State.FAILED)
+    if again and not retry(jobs, job_id, asked=False):
         return None
     if item.record.state is not State.READY:
         return None

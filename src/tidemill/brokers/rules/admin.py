@@ -10,6 +10,7 @@ from tidemill.brokers.rules.workflows import may_wait_anew, revive, wait_anew
 from tidemill.core.job import (
     CANCEL_ASKED,
     NOT_STARTED,
+    RETRY_ASKED,
     WAITING_STATES,
     Command,
     RunOn,
@@ -49,10 +50,12 @@ def retry(
     force: bool = False,
     due: float = 0.0,
     only_scheduled: bool = False,
+    asked: bool = True,
 ) -> bool:
     """Make a job ready or scheduled again; with ``force`` also a succeeded job.
 
-    With ``force`` the job also takes its key from a succeeded job.
+    With ``force`` the job also takes its key from a succeeded job. ``asked`` is False when nobody
+    asked for a retry.
     """
     item = jobs.items.get(job_id)
     if item is None or (only_scheduled and item.record.state is not State.SCHEDULED):
@@ -71,6 +74,8 @@ def retry(
         _begin_anew(jobs, item)
     elif item.record.state is not State.SCHEDULED:
         return False
+    if asked and not only_scheduled:
+        log(item, RETRY_ASKED, jobs.wall)
     if item.record.pending or item.waits == RunOn.BARRIER:
         wait_anew(jobs, item)
     else:

@@ -76,13 +76,18 @@ DECLARE
     t     float8 := clock(p);
     seqs  bigint[] := seqs_of(ids);
     seen  bigint[] := end_by_time(t);
+    did   boolean;
 BEGIN
     PERFORM check_here();
     PERFORM lock_acts(ids, seqs, seen);
     PERFORM come_due(seen, t, p);
     FOREACH which IN ARRAY seqs LOOP
-        done := done || CASE WHEN how = 'scheduled' AND NOT EXISTS (SELECT FROM later WHERE seq = which AND NOT waiting)
-                        THEN false ELSE retry_one(which, how = 'force', start::float8, t, p) END;
+        did := CASE WHEN how = 'scheduled' AND NOT EXISTS (SELECT FROM later WHERE seq = which AND NOT waiting)
+               THEN false ELSE retry_one(which, how = 'force', start::float8, t, p) END;
+        IF did AND how <> 'scheduled' THEN
+            PERFORM add_line(which, 'retry was asked for', t);
+        END IF;
+        done := done || did;
     END LOOP;
     PERFORM tell_all('all');
     RETURN done;

@@ -88,6 +88,7 @@ local function act_on_jobs(verb, first)
     if counts and flows_on() then break end
     local j = load_job(ARGV[i])
     local did = j and (force ~= '2' or j.state == SCHEDULED) and act(j, force == '1', tonumber(due))
+    if did and counts and force ~= '2' then log(j, 'retry was asked for', now / 1000000) end
     done[#done + 1] = did and '1' or '0'
     flow() -- dependents of this job may end with it; the next acts must see their ends
   end
