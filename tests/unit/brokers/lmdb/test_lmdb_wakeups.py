@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -60,3 +61,19 @@ def test_marks_decide_who_is_hinted(
         wakeups.give_up(sleeper)
     assert not wakeups.anyone()
     wakeups.close()
+
+
+def test_a_hint_after_the_commit_changes_no_slot(tmp_path: Path) -> None:
+    # given a sleeper that was hinted, and whose process dies
+    ours, theirs = WakeUps(Folder(str(tmp_path))), WakeUps(Folder(str(tmp_path)))
+    sleeper = theirs.take(1)
+    theirs.mark(sleeper, TASKS, ALL)
+    assert ours.wake(sleeper.slot, TASKS)
+    theirs.close_sleeper(sleeper)
+    slots = ours._map[:]
+    # when the writer tells it of the commit, without the lock
+    ours.confirm(sleeper.slot)
+    # then the place is as it was: another process may take it just now
+    assert ours._map[:] == slots
+    for each in (ours, theirs):
+        each.close()

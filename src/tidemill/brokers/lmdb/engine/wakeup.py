@@ -19,6 +19,7 @@ that dies. Then other processes notice the death (:mod:`tidemill.brokers.shared.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -367,18 +368,17 @@ class WakeUps:
         for slot in range(1, high + 1):
             taken, _, _, _, whose, _, _ = _SLOT.unpack_from(self._map, slot * _SIZE)
             if taken and meant(whose):
-                self.hint(slot)
+                self._hint(slot)
 
     def wake(self, slot: int, mask: int, word: bytes = LOOK) -> bool:
         """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it."""
         self._set_mask(slot, 0)
-        hinted = self.hint(slot, word)
+        hinted = self._hint(slot, word)
         if not hinted and self._map[slot * _SIZE]:
             self._set_mask(slot, mask)
         return hinted
 
-    def hint(self, slot: int, word: bytes = LOOK) -> bool:
-        """Write a hint; False when no process reads it, or this process cannot write it."""
+    def _hint(self, slot: int, word: bytes = LOOK) -> bool:
         writer = self._writer(slot)
         if writer is None:
             self._map[slot * _SIZE] = 0  # the process of the sleeper is gone
@@ -394,6 +394,14 @@ class WakeUps:
             self._map[slot * _SIZE] = 0
             return False
         return True
+
+    def confirm(self, slot: int) -> None:
+        """Tell a sleeper that was just hinted of the commit; this changes no slot.
+
+        The write lock is free by now, and the slot may be another sleeper's.
+        """
+        with contextlib.suppress(KeyError, OSError):
+            write_unkilled(self._writers[slot], COMMITTED)
 
     def _writer(self, slot: int) -> int | None:
         """A descriptor that writes to the slot's FIFO; None when nobody reads it.

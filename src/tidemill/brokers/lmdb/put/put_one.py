@@ -14,7 +14,6 @@ import lmdb
 
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import (
-    COMMITTED,
     LEASED,
     LOOK,
     NOTHING,
@@ -115,4 +114,4 @@ class PutOne:
     def committed(self) -> None:
         """Tell the sleeper that it has the lease."""
         if self._leased:
-            self._store.wakeups.hint(self._leased, COMMITTED)
+            self._store.wakeups.confirm(self._leased)
