@@ -33,20 +33,20 @@ def main(fd: int) -> int:
         # thread that gets the signal writes only its own stack: reading other stacks could crash.
         stacks = open(setup.stacks, "w")  # noqa: SIM115 - open until the process ends
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False, chain=False)
-        mill, events, hello = _load(setup.app)
+        runtime, events, hello = _load(setup.app)
         message_socket.send(Up(hello=hello))
-        if mill is None or events is None:
+        if runtime is None or events is None:
             return 2
         if not setup.board:  # the supervisor must know the broker's URL to make the scoreboard
             setup = _receive_setup(message_socket)
     except Closed:
         return 1
-    process = Child(mill, setup, message_socket, events)
+    process = Child(runtime, setup, message_socket, events)
     # On SIGTERM or SIGINT this process finishes its running jobs; the supervisor replaces it.
     handle_signal(signal.SIGTERM, process.on_signal)
     handle_signal(signal.SIGINT, process.on_signal)
     process.serve()
-    mill.close()
+    runtime.close()
     return 0
 
 
@@ -58,15 +58,15 @@ def _load(app: str) -> tuple[Runtime | None, ProcessEvents | None, Hello]:
     try:
         mark_records()  # the app may log while it is imported
         with log_output(LogSettings.from_environment()):
-            mill = load_app(app).runtime
-            events = ProcessEvents(mill)
+            runtime = load_app(app).runtime
+            events = ProcessEvents(runtime)
             events.start()
         mark_records()  # again, because the app may have set another factory of log records
-        queues = {task.options.queue for task in list(mill.tasks.values())}
-        schedules = mill.code_schedules.bodies()
-        known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
-        there = mill.url, tuple(sorted(queues)), len(mill.tasks)
-        return mill, events, Hello(*there, "", schedules, *known)
+        queues = {task.options.queue for task in list(runtime.tasks.values())}
+        schedules = runtime.code_schedules.bodies()
+        known = list(runtime.tasks), list(runtime.allow_imports), runtime.declarations.own()
+        there = runtime.url, tuple(sorted(queues)), len(runtime.tasks)
+        return runtime, events, Hello(*there, "", schedules, *known)
     except TidemillError as error:
         return None, None, Hello(error=str(error), unreachable=isinstance(error, BrokerUnavailable))
     except BaseException as error:

@@ -37,22 +37,22 @@ class Completed(Generic[H]):
 
     def __init__(
         self,
-        mill: Runtime | None,
+        runtime: Runtime | None,
         waited: Callable[[], Iterator[Waited[H]]],
         count: int,
         timeout: Seconds | None,
         progress: bool,
     ) -> None:
-        self._mill = mill
+        self._runtime = runtime
         self._waited = waited
         self._count = count
         self._seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         self._progress = progress
 
     def __iter__(self) -> Iterator[H]:
-        if self._mill is None:
+        if self._runtime is None:
             return
-        watch = _Watch(self._mill, self._waited(), self._count, self._seconds)
+        watch = _Watch(self._runtime, self._waited(), self._count, self._seconds)
         with open_bar(self._count, show=self._progress) as bar:
             while (ended := watch.next_ended(LONGEST_POLL)) is not None:
                 for handle, failed in ended:
@@ -60,12 +60,12 @@ class Completed(Generic[H]):
                     yield handle
 
     async def __aiter__(self) -> AsyncIterator[H]:
-        if self._mill is None:
+        if self._runtime is None:
             return
-        watch, look = _Watch(self._mill, self._waited(), self._count, self._seconds), FIRST_POLL
+        watch, look = _Watch(self._runtime, self._waited(), self._count, self._seconds), FIRST_POLL
         with open_bar(self._count, show=self._progress) as bar:
             # Each wait is short, so that a cancelled iteration frees its thread soon.
-            while (ended := await self._mill.patiently(watch.next_ended, look)) is not None:
+            while (ended := await self._runtime.patiently(watch.next_ended, look)) is not None:
                 look = FIRST_POLL if ended else min(2 * look, LONGEST_POLL)
                 for handle, failed in ended:
                     bar.step(failed=failed)
@@ -76,11 +76,11 @@ class _Watch(Generic[H]):
     """One iteration: the jobs that are watched now, and the jobs that are watched later."""
 
     def __init__(
-        self, mill: Runtime, waited: Iterator[Waited[H]], count: int, seconds: float
+        self, runtime: Runtime, waited: Iterator[Waited[H]], count: int, seconds: float
     ) -> None:
-        if mill.in_batch():
+        if runtime.in_batch():
             raise TidemillError("cannot wait inside a batch: its jobs are stored when it ends")
-        self._mill, self._jobs = mill, mill.job_store
+        self._runtime, self._jobs = runtime, runtime.job_store
         self._unfinished: Record | None = None  # one of those that the last look found
         self._unwatched = waited
         self._left = count
@@ -127,7 +127,7 @@ class _Watch(Generic[H]):
 
     def _watch_more(self, longest: float) -> None:
         if time.monotonic() >= self._until:
-            why = no_worker(self._mill, self._unfinished) if self._unfinished else ""
+            why = no_worker(self._runtime, self._unfinished) if self._unfinished else ""
             text = f"{self._left} jobs have not ended after {self._seconds:g} s"
             raise ResultTimeout(f"{text}: {why}" if why else text)
         if longest >= LONGEST_POLL:

@@ -147,35 +147,35 @@ _WHOLE = 20  # the most jobs that are read at once with their results, which may
 _PARTS = re.compile(rf"(\.(\d{{4}}|\d{{7}}|on_[a-z]+\d*|{MEMBER_COUNT}))+")
 
 
-def cancel_all(mill: Runtime, whole_id: str, terminate: bool) -> int:
+def cancel_all(runtime: Runtime, whole_id: str, terminate: bool) -> int:
     """Cancel the jobs of a chain or a group, and return how many were cancelled.
 
     Hooks, and the jobs that stand for groups, are not cancelled: a group ends with its members.
     """
     cancelled = 0
-    for records in pages_of_parts(mill, whole_id):
+    for records in pages_of_parts(runtime, whole_id):
         ids = [
             r.envelope.id
             for r in records
             if not r.state.finished and not is_hook(r) and r.envelope.task != GROUP
         ]
-        cancelled += sum(mill.job_store.cancel(ids, terminate=terminate))
-    record = mill.job_store.get(whole_id)
+        cancelled += sum(runtime.job_store.cancel(ids, terminate=terminate))
+    record = runtime.job_store.get(whole_id)
     if record is not None and record.envelope.task != GROUP:
-        cancelled += sum(mill.job_store.cancel([whole_id], terminate=terminate))
+        cancelled += sum(runtime.job_store.cancel([whole_id], terminate=terminate))
     return cancelled
 
 
-def cancel_group(mill: Runtime, group_id: str, terminate: bool) -> int:
+def cancel_group(runtime: Runtime, group_id: str, terminate: bool) -> int:
     """Cancel the members of a group, and return how many were cancelled.
 
     The group ends with its last member. A group whose producer has not stored all members ends at
     once.
     """
-    cancelled = cancel_all(mill, group_id, terminate)
-    record = mill.job_store.get(group_id)
-    if record is not None and lacks_members(mill, record):
-        mill.job_store.cancel([group_id])
+    cancelled = cancel_all(runtime, group_id, terminate)
+    record = runtime.job_store.get(group_id)
+    if record is not None and lacks_members(runtime, record):
+        runtime.job_store.cancel([group_id])
     return cancelled
 
 
@@ -184,7 +184,7 @@ def _any(whole_id: str) -> bool:
 
 
 def cancel_jobs(
-    mill: Runtime,
+    runtime: Runtime,
     ids: Iterable[str],
     *,
     terminate: bool = False,
@@ -198,16 +198,18 @@ def cancel_jobs(
 
     def cancel_whole(whole_id: str, record: Record | None) -> bool:
         if record is not None and record.envelope.task == GROUP:
-            cancel_group(mill, whole_id, terminate)
+            cancel_group(runtime, whole_id, terminate)
             return not record.state.finished
-        return bool(cancel_all(mill, whole_id, terminate))
+        return bool(cancel_all(runtime, whole_id, terminate))
 
-    store = mill.job_store
-    return _act(mill, ids, lambda part: store.cancel(part, terminate=terminate), cancel_whole, may)
+    store = runtime.job_store
+    return _act(
+        runtime, ids, lambda part: store.cancel(part, terminate=terminate), cancel_whole, may
+    )
 
 
 def alter_jobs(
-    mill: Runtime,
+    runtime: Runtime,
     ids: Iterable[str],
     *,
     rank: int | None,
@@ -216,16 +218,16 @@ def alter_jobs(
 ) -> list[bool]:
     """Alter jobs; False for each that does not wait. Wholes as in :func:`cancel_jobs`."""
     return _act(
-        mill,
+        runtime,
         ids,
-        lambda part: mill.job_store.alter(part, rank=rank, queue=queue),
-        lambda whole_id, _: bool(alter_all(mill, whole_id, rank, queue)),
+        lambda part: runtime.job_store.alter(part, rank=rank, queue=queue),
+        lambda whole_id, _: bool(alter_all(runtime, whole_id, rank, queue)),
         may,
     )
 
 
 def delete_jobs(
-    mill: Runtime, ids: Iterable[str], *, may: Callable[[str], bool] = _any
+    runtime: Runtime, ids: Iterable[str], *, may: Callable[[str], bool] = _any
 ) -> list[bool]:
     """Delete jobs; False for each that is missing. Wholes as in :func:`cancel_jobs`.
 
@@ -233,13 +235,13 @@ def delete_jobs(
     """
 
     def delete_whole(whole_id: str, _: Record | None) -> bool:
-        return delete_all(mill, whole_id)
+        return delete_all(runtime, whole_id)
 
-    return _act(mill, ids, mill.job_store.delete, delete_whole, may, gone_too=True)
+    return _act(runtime, ids, runtime.job_store.delete, delete_whole, may, gone_too=True)
 
 
 def _act(
-    mill: Runtime,
+    runtime: Runtime,
     ids: Iterable[str],
     act: Callable[[list[str]], list[bool]],
     act_on_whole: Callable[[str, Record | None], bool],
@@ -252,16 +254,16 @@ def _act(
     With ``gone_too``, act also on a chain or group whose own job is deleted, if it has parts left.
     """
     given, done = list(ids), dict[str, bool]()
-    if not _has_flows(mill):
+    if not _has_flows(runtime):
         return act(given)
     ids = list(dict.fromkeys(given))
     for at in range(0, len(ids), _WHOLE):
         page = ids[at : at + _WHOLE]
-        for job_id, record in zip(page, mill.job_store.wait_for(page, 0), strict=True):
+        for job_id, record in zip(page, runtime.job_store.wait_for(page, 0), strict=True):
             if record is None:
-                is_whole = gone_too and has_steps(mill, job_id)
+                is_whole = gone_too and has_steps(runtime, job_id)
             else:
-                is_whole = _is_composed(mill, record)
+                is_whole = _is_composed(runtime, record)
             if is_whole and may(job_id):
                 done[job_id] = act_on_whole(job_id, record)
             elif record is not None and record.envelope.task == GROUP:
@@ -284,18 +286,18 @@ def _ids_above(job_id: str) -> Iterator[str]:
         yield job_id
 
 
-def alter_all(mill: Runtime, whole_id: str, rank: int | None, queue: str | None) -> int:
+def alter_all(runtime: Runtime, whole_id: str, rank: int | None, queue: str | None) -> int:
     """Alter the jobs of a chain or a group, hooks too, and return how many were altered."""
-    mill.features.need(Feature.ALTER, "alter()")
+    runtime.features.need(Feature.ALTER, "alter()")
     altered = 0
-    for records in pages_of_parts(mill, whole_id):
+    for records in pages_of_parts(runtime, whole_id):
         waiting = [r.envelope for r in records if r.state in WAITING_STATES]
         ids = [envelope.id for envelope in waiting if envelope.task != GROUP]
-        altered += sum(mill.job_store.alter(ids, rank=rank, queue=queue))
-    return altered + sum(mill.job_store.alter([whole_id], rank=rank, queue=queue))
+        altered += sum(runtime.job_store.alter(ids, rank=rank, queue=queue))
+    return altered + sum(runtime.job_store.alter([whole_id], rank=rank, queue=queue))
 
 
-def retry_all(mill: Runtime, whole_id: str) -> int:
+def retry_all(runtime: Runtime, whole_id: str) -> int:
     """Run the jobs of a chain or a group without success again, and return their number.
 
     The newest job comes first, and a job is newer than the jobs that wait for it. So a job that was
@@ -306,44 +308,44 @@ def retry_all(mill: Runtime, whole_id: str) -> int:
         RetryRefused: a job still stops, or a group lacks members, or a job before all these jobs
             did not succeed.
     """
-    if why := _hindrance(mill, whole_id):
+    if why := _hindrance(runtime, whole_id):
         raise RetryRefused(f"{whole_id} cannot run again: {why}")
     retried, refused = 0, None
     for states in (_WITHOUT_SUCCESS, frozenset({State.SCHEDULED})):
-        for records in _pages(mill, whole_id, states):
+        for records in _pages(runtime, whole_id, states):
             jobs = [r for r in records if not is_hook(r) and not _is_failed_group(r)]
-            done = mill.job_store.retry([r.envelope.id for r in jobs]) if jobs else []
+            done = runtime.job_store.retry([r.envelope.id for r in jobs]) if jobs else []
             retried += sum(done)
             refused = refused or next((r for r, ok in zip(jobs, done, strict=True) if not ok), None)
         if retried:
             return retried
     if refused is not None:
-        raise RetryRefused(f"{whole_id} cannot run again: {_reason(mill, refused)}")
+        raise RetryRefused(f"{whole_id} cannot run again: {_reason(runtime, refused)}")
     return 0
 
 
-def retry_job(mill: Runtime, job_id: str, *, force: bool = False) -> bool:
+def retry_job(runtime: Runtime, job_id: str, *, force: bool = False) -> bool:
     """Retry a job, or the whole chain or group of this id; False when the store refuses.
 
     Raises:
         InvalidOption: ``force`` is given for a chain or a group.
         RetryRefused: see :func:`retry_all`; the text names the job that prevents the retry.
     """
-    record = mill.job_store.wait_for([job_id], 0)[0] if _has_flows(mill) else None
-    if record is not None and _is_whole(mill, record):
+    record = runtime.job_store.wait_for([job_id], 0)[0] if _has_flows(runtime) else None
+    if record is not None and _is_whole(runtime, record):
         if force:
             raise InvalidOption(
                 "a job of a chain or group that succeeded never runs again; leave force out"
             )
-        return bool(retry_all(mill, job_id))
-    done = mill.job_store.retry([job_id], force=force)[0]
-    if not done and record is not None and (why := why_not_retried(mill, record)):
+        return bool(retry_all(runtime, job_id))
+    done = runtime.job_store.retry([job_id], force=force)[0]
+    if not done and record is not None and (why := why_not_retried(runtime, record)):
         raise RetryRefused(f"{job_id} cannot run again: {why}")
     return done
 
 
 def retry_jobs(
-    mill: Runtime,
+    runtime: Runtime,
     ids: Iterable[str],
     *,
     force: bool = False,
@@ -354,56 +356,56 @@ def retry_jobs(
     ``force`` has no effect on a chain or a group. If ``may`` is False for the id of a chain or
     group, only the job with this id is retried.
     """
-    ids, store = list(ids), mill.job_store
-    if not _has_flows(mill):
+    ids, store = list(ids), runtime.job_store
+    if not _has_flows(runtime):
         return store.retry(ids, force=force)
     pages = (store.wait_for(ids[at : at + _WHOLE], 0) for at in range(0, len(ids), _WHOLE))
     records = (record for page in pages for record in page if record is not None)
-    found = {record.envelope.id for record in records if _is_whole(mill, record)}
+    found = {record.envelope.id for record in records if _is_whole(runtime, record)}
     wholes = set(filter(may, found))
     alone = [job_id for job_id in ids if job_id not in wholes]
     done = dict(zip(alone, store.retry(alone, force=force), strict=True)) if alone else {}
     for whole_id in wholes:
         try:
-            done[whole_id] = bool(retry_all(mill, whole_id))
+            done[whole_id] = bool(retry_all(runtime, whole_id))
         except RetryRefused:
             done[whole_id] = False
     return [done[job_id] for job_id in ids]
 
 
-def why_not_retried(mill: Runtime, record: Record) -> str:
+def why_not_retried(runtime: Runtime, record: Record) -> str:
     """Why a job, or a chain or group, cannot run again; empty if other jobs do not prevent it."""
     if record.envelope.links is None:
         return ""
-    if not _is_whole(mill, record):
-        return _reason(mill, record)
+    if not _is_whole(runtime, record):
+        return _reason(runtime, record)
     job_id = record.envelope.id
-    bad = (r for page in _pages(mill, job_id, _WITHOUT_SUCCESS) for r in page if not is_hook(r))
+    bad = (r for page in _pages(runtime, job_id, _WITHOUT_SUCCESS) for r in page if not is_hook(r))
     first = next(bad, None)
-    return _hindrance(mill, job_id) or (_reason(mill, first) if first is not None else "")
+    return _hindrance(runtime, job_id) or (_reason(runtime, first) if first is not None else "")
 
 
-def _has_flows(mill: Runtime) -> bool:
-    return not mill.sync and Feature.FLOWS in mill.broker.features
+def _has_flows(runtime: Runtime) -> bool:
+    return not runtime.sync and Feature.FLOWS in runtime.broker.features
 
 
-def _is_composed(mill: Runtime, record: Record) -> bool:
+def _is_composed(runtime: Runtime, record: Record) -> bool:
     """True for a group, and for the last step of a chain."""
     links, task = record.envelope.links, record.envelope.task
     if links is None or task == GROUP:
         return links is not None
-    return bool(links.waits) and not is_hook(record) and has_steps(mill, record.envelope.id)
+    return bool(links.waits) and not is_hook(record) and has_steps(runtime, record.envelope.id)
 
 
-def _is_whole(mill: Runtime, record: Record) -> bool:
+def _is_whole(runtime: Runtime, record: Record) -> bool:
     """True for a group, and for the last step of a chain if a step before it lacks success."""
     lacks = bool(record.failures or record.pending)
-    return (lacks or record.envelope.task == GROUP) and _is_composed(mill, record)
+    return (lacks or record.envelope.task == GROUP) and _is_composed(runtime, record)
 
 
-def has_steps(mill: Runtime, job_id: str) -> bool:
+def has_steps(runtime: Runtime, job_id: str) -> bool:
     """True for the id of a chain: the ids of other jobs, hooks left out, begin with this id."""
-    parts = mill.job_store.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
+    parts = runtime.job_store.find(Filter(id_prefix=f"{job_id}."), _HOOKS_MOST + 1).records
     return any(_is_part(record, job_id) and not is_hook(record) for record in parts)
 
 
@@ -412,30 +414,30 @@ def _is_failed_group(record: Record) -> bool:
     return record.envelope.task == GROUP and record.state is State.FAILED
 
 
-def _hindrance(mill: Runtime, whole_id: str) -> str:
+def _hindrance(runtime: Runtime, whole_id: str) -> str:
     """The job of a chain or a group that prevents a retry of all its jobs; empty for none."""
-    for records in _pages(mill, whole_id, frozenset({State.RUNNING})):
+    for records in _pages(runtime, whole_id, frozenset({State.RUNNING})):
         for record in records:
             if record.cancelling and not is_hook(record):
                 return f"job {record.envelope.id} was asked to stop, and still runs"
-    for records in _pages(mill, whole_id, frozenset({State.CANCELLED}), GROUP):
+    for records in _pages(runtime, whole_id, frozenset({State.CANCELLED}), GROUP):
         for record in records:
-            if lacks_members(mill, record):
+            if lacks_members(runtime, record):
                 return f"group {record.envelope.id} lacks members, which its producer never stored"
     return ""
 
 
-def _reason(mill: Runtime, record: Record) -> str:
+def _reason(runtime: Runtime, record: Record) -> str:
     """The job before a job whose end prevents its retry; empty if there is none."""
-    cause = cause_of(mill.job_store, record)
+    cause = cause_of(runtime.job_store, record)
     if cause is None:
         return record.error if record.failures else ""
     return f"{cause_text(cause)}; retry that job"
 
 
-def lacks_members(mill: Runtime, group: Record) -> bool:
+def lacks_members(runtime: Runtime, group: Record) -> bool:
     """True while the producer has not stored all members of a group."""
-    broker, group_id = mill.job_store, group.envelope.id
+    broker, group_id = runtime.job_store, group.envelope.id
     count = size_of(broker, group)
     if count is None:
         return True
@@ -451,52 +453,54 @@ def lacks_members(mill: Runtime, group: Record) -> bool:
     return record is not None and unfinished < record.pending
 
 
-def delete_all(mill: Runtime, whole_id: str) -> bool:
+def delete_all(runtime: Runtime, whole_id: str) -> bool:
     """Delete the jobs of a chain or a group; False when there were none.
 
     Hooks are deleted first, because the deletion of other jobs would start them. Next comes the job
     with the id of the chain or group, because the deletion of its members would end this job.
     """
     deleted = 0
-    for records in pages_of_parts(mill, whole_id):
-        deleted += sum(mill.job_store.delete([r.envelope.id for r in records if is_hook(r)]))
-    deleted += sum(mill.job_store.delete([whole_id]))
-    for records in pages_of_parts(mill, whole_id):
-        deleted += sum(mill.job_store.delete([r.envelope.id for r in records]))
+    for records in pages_of_parts(runtime, whole_id):
+        deleted += sum(runtime.job_store.delete([r.envelope.id for r in records if is_hook(r)]))
+    deleted += sum(runtime.job_store.delete([whole_id]))
+    for records in pages_of_parts(runtime, whole_id):
+        deleted += sum(runtime.job_store.delete([r.envelope.id for r in records]))
     return bool(deleted)
 
 
 def _pages(
-    mill: Runtime, whole_id: str, states: frozenset[State], task: str = ""
+    runtime: Runtime, whole_id: str, states: frozenset[State], task: str = ""
 ) -> Iterator[list[Record]]:
     """The jobs of a chain or a group in these states, newest first, and the whole itself last."""
-    yield from pages_of_parts(mill, whole_id, states, task)
-    record = mill.job_store.get(whole_id)
+    yield from pages_of_parts(runtime, whole_id, states, task)
+    record = runtime.job_store.get(whole_id)
     if record is not None and record.state in states and task in ("", record.envelope.task):
         yield [record]
 
 
 def pages_of_parts(
-    mill: Runtime, whole_id: str, states: frozenset[State] = frozenset(), task: str = ""
+    runtime: Runtime, whole_id: str, states: frozenset[State] = frozenset(), task: str = ""
 ) -> Iterator[list[Record]]:
     """The jobs of a chain, a group or a flow in pages, newest first, without the whole itself."""
     what, cursor = Filter(id_prefix=f"{whole_id}.", states=states, task=task), ""
     while True:
-        page = mill.job_store.find(what, PAGE, cursor)
+        page = runtime.job_store.find(what, PAGE, cursor)
         yield [record for record in page.records if _is_part(record, whole_id)]
         cursor = page.cursor
         if not cursor:
             return
 
 
-def lies_in(mill: Runtime, whole_id: str, queues: Collection[str], *, hooks: bool = False) -> bool:
+def lies_in(
+    runtime: Runtime, whole_id: str, queues: Collection[str], *, hooks: bool = False
+) -> bool:
     """True when all jobs of a chain or group lie in these queues; with ``hooks`` its hooks, too.
 
     False for a group without jobs.
     """
     found = {
         record.envelope.queue
-        for page in pages_of_parts(mill, whole_id)
+        for page in pages_of_parts(runtime, whole_id)
         for record in page
         if record.envelope.task != GROUP and (hooks or not is_hook(record))
     }

@@ -75,15 +75,15 @@ class _Declared(NamedTuple):
 class Declarations:
     """The declarations of tasks in the store of an app."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._known: dict[str, _Declared] = {}
         self._names: list[str] = []  # of declared tasks, for suggestions
         self._listed_until = 0.0  # machine time
 
     def own(self) -> list[tuple[str, bytes]]:
         """The tasks of this app: names, and bodies of their records."""
-        return [(name, _body_of(task.options)) for name, task in list(self._mill.tasks.items())]
+        return [(name, _body_of(task.options)) for name, task in list(self._runtime.tasks.items())]
 
     def complete(self, task: str, options: Options) -> Options:
         """The options of a call by name: the declared options, changed by the given options.
@@ -102,10 +102,10 @@ class Declarations:
 
     def stale(self, tasks: Iterable[str]) -> list[str]:
         """The tasks whose declarations an event loop should first read in a thread."""
-        if self._mill.sync:
+        if self._runtime.sync:
             return []
         soon = clock.machine() + AHEAD
-        mine, known = self._mill.tasks, self._known
+        mine, known = self._runtime.tasks, self._known
         return [
             name
             for name in dict.fromkeys(tasks)
@@ -124,7 +124,7 @@ class Declarations:
                 self._list_names()
 
     def _read(self, names: Sequence[str]) -> dict[str, _Declared]:
-        broker = self._mill.broker
+        broker = self._runtime.broker
         bodies: list[bytes | None] = [None] * len(names)
         if Feature.SCHEDULES in broker.features:
             records = broker.schedules([f"{DECLARATION}{name}" for name in names])
@@ -137,24 +137,24 @@ class Declarations:
         return found
 
     def _base(self, task: str, given: Mapping[str, Any]) -> Options:
-        mine = self._mill.tasks.get(task)
+        mine = self._runtime.tasks.get(task)
         if mine is not None:
             return mine.options
-        if not self._mill.sync:
+        if not self._runtime.sync:
             declared = self._known.get(task)
             if declared is None or declared.until < clock.machine():
                 declared = self._read([task])[task]
             if declared.options is not None:
                 _check_computed(task, declared.computed, given)
                 return declared.options
-        if given.get("queue") is not None or self._mill.may_import(task):
-            return self._mill.defaults
+        if given.get("queue") is not None or self._runtime.may_import(task):
+            return self._runtime.defaults
         self._known.pop(task, None)  # a worker with the task may start at any moment
         raise self._refusal(task)
 
     def _list_names(self) -> None:
         """Read the names of declared tasks, for a suggestion."""
-        broker, now = self._mill.broker, clock.machine()
+        broker, now = self._runtime.broker, clock.machine()
         if now < self._listed_until or Feature.SCHEDULES not in broker.features:
             return
         try:
@@ -167,16 +167,16 @@ class Declarations:
 
     def _refusal(self, task: str) -> TaskNotFound | FeatureMissing:
         """The error for a call of a task that nobody has declared."""
-        mill = self._mill
-        if not mill.sync and not is_in_event_loop():
+        runtime = self._runtime
+        if not runtime.sync and not is_in_event_loop():
             self._list_names()
-        near = did_you_mean(task, [*mill.tasks, *self._names])
-        if mill.sync:
+        near = did_you_mean(task, [*runtime.tasks, *self._names])
+        if runtime.sync:
             how = near or "import the module that declares it"
             return TaskNotFound(
                 f"{task!r} is no task of this app and matches none of allow_imports; {how}"
             )
-        broker = mill.broker
+        broker = runtime.broker
         if Feature.SCHEDULES not in broker.features:
             scheme = broker.url.partition("://")[0]
             return FeatureMissing(

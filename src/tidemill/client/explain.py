@@ -119,12 +119,12 @@ def serving(owners: Iterable[Owner], queue: str) -> list[Owner]:
     ]
 
 
-def no_worker(mill: Runtime, record: Record) -> str:
+def no_worker(runtime: Runtime, record: Record) -> str:
     """That no worker serves the queue of an unfinished job, and how to start one.
 
     Empty if a worker serves the queue, if the job runs, or if the store does not answer.
     """
-    broker, envelope = mill.broker, record.envelope
+    broker, envelope = runtime.broker, record.envelope
     if envelope.is_message or envelope.task == GROUP or record.state is State.RUNNING:
         return ""
     try:
@@ -134,34 +134,34 @@ def no_worker(mill: Runtime, record: Record) -> str:
         return ""
     seen = "" if Feature.PROCESSES in broker.features else ", which only this process sees"
     ways = ["here by `with mill.worker():`", *["in a test by `run_all(mill)`"] * bool(seen)]
-    command = mill.worker_command or _worker_command(mill, envelope.task)
+    command = runtime.worker_command or _worker_command(runtime, envelope.task)
     if command and not seen:
         ways.insert(0, f"with `{command}`")
     where = f"queue {envelope.queue!r} of {broker.url}{seen}"
     return f"no worker serves {where}: start one {', or '.join(ways)}"
 
 
-def _worker_command(mill: Runtime, task: str) -> str:
+def _worker_command(runtime: Runtime, task: str) -> str:
     """The command that starts a worker of the app; empty if no command can import the app."""
-    declared = mill.tasks.get(task)
+    declared = runtime.tasks.get(task)
     module = getattr(declared.function, "__module__", "") if declared is not None else ""
     name = main_module() if module == "__main__" else module
     if name is None:  # a notebook, or a console
         return ""
     names = vars(sys.modules.get(module, sys)).items()
-    apps = [key for key, value in names if _is_app(value, mill)]
+    apps = [key for key, value in names if _is_app(value, runtime)]
     return f"tidemill worker {name}:{apps[0]}" if apps else "tidemill worker MODULE:APP"
 
 
-def _is_app(value: object, mill: Runtime) -> bool:
+def _is_app(value: object, runtime: Runtime) -> bool:
     """True for an app with this runtime. A task has a runtime, too, but no schedules."""
     found = inspect.getattr_static(value, "runtime", None)
-    return found is mill and inspect.getattr_static(value, "schedules", None) is not None
+    return found is runtime and inspect.getattr_static(value, "schedules", None) is not None
 
 
-def why_not_run(mill: Runtime, record: Record) -> str:
+def why_not_run(runtime: Runtime, record: Record) -> str:
     """Why a retry was refused, and how to run the job again nevertheless."""
-    if why := why_not_retried(mill, record):
+    if why := why_not_retried(runtime, record):
         return why
     envelope, state = record.envelope, record.state
     key = envelope.key

@@ -546,8 +546,8 @@ class History:
         FeatureMissing: the broker keeps no history.
     """
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def tasks(
         self,
@@ -618,8 +618,8 @@ class History:
         The numbers of the current minute come from the queues themselves. A minute in which no
         worker or server acts has no numbers: its puts count in the next minute that has numbers.
         """
-        mill, period = self._mill, _period(since, 0)
-        broker = mill.broker
+        runtime, period = self._runtime, _period(since, 0)
+        broker = runtime.broker
         stats = broker.stats if Feature.INSPECT in broker.features else None
         found = queue_numbers(self._rows, stats, period.since, period.span, period.now)
         return [one for one in found if queue in ("", one.queue)]
@@ -645,7 +645,7 @@ class History:
     def deploys(self, since: Seconds = 90 * DAY) -> list[Deploy]:
         """The releases that workers have run for the first time, oldest first."""
         period = _period(since, 0)
-        notes = Notes(self._mill.broker, "deploy", "deploys").list()
+        notes = Notes(self._runtime.broker, "deploy", "deploys").list()
         found = [msgspec.msgpack.decode(note.body, type=Deploy) for note in notes]
         found = [one for one in found if one.at >= period.since]
         return sorted(found, key=lambda one: one.at)
@@ -662,7 +662,7 @@ class History:
     # -- rows -----------------------------------------------------------------------------------
 
     def _rows(self, kind: str, span: int, since: int, until: int) -> list[HistoryRow]:
-        return with_history(self._mill.broker, "mill.history").history(kind, span, since, until)
+        return with_history(self._runtime.broker, "mill.history").history(kind, span, since, until)
 
     def _task_rows(
         self, period: Period, queue: str, task: str, release: str | None

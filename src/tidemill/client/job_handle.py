@@ -78,10 +78,12 @@ class Job(Generic[R]):
             ``successor``; empty for a handle made from an id.
     """
 
-    __slots__ = ("_fresh", "_mill", "_pending", "_record", "id", "placed")
+    __slots__ = ("_fresh", "_pending", "_record", "_runtime", "id", "placed")
 
-    def __init__(self, mill: Runtime, job_id: str, placed: str = "", *, pending: str = "") -> None:
-        self._mill = mill
+    def __init__(
+        self, runtime: Runtime, job_id: str, placed: str = "", *, pending: str = ""
+    ) -> None:
+        self._runtime = runtime
         self._record: Record | None = None  # as it was read last
         self._fresh = 0.0  # until this time, the record counts as read now
         self._pending = pending  # why the store may not have the job
@@ -100,10 +102,10 @@ class Job(Generic[R]):
             JobPruned: the job finished and is no longer kept.
             FeatureMissing: the broker cannot look into its queues.
         """
-        batch = self._mill.current_batch
+        batch = self._runtime.current_batch
         if batch is not None and batch.holds(self.id):
             raise TidemillError(f"job {self.id} is not stored until the batch ends")
-        self._mill.features.need(Feature.INSPECT, "looking at a job")
+        self._runtime.features.need(Feature.INSPECT, "looking at a job")
         return self._read()
 
     def remember(self, record: Record) -> None:
@@ -115,19 +117,19 @@ class Job(Generic[R]):
         self.id, self.placed, self._pending = job_id, placed, pending
 
     def _read(self) -> Record:
-        record = self._mill.job_store.get(self.id)
+        record = self._runtime.job_store.get(self.id)
         if record is not None and record.has_timer:
-            move_due(self._mill.job_store)
-            record = self._mill.job_store.get(self.id)
+            move_due(self._runtime.job_store)
+            record = self._runtime.job_store.get(self.id)
         return self._keep(record)
 
     def _keep(self, record: Record | None) -> Record:
         if record is None:
             if self._pending and self._record is None:
                 raise JobNotFound(f"job {self.id} is not stored: {self._pending}")
-            if self._mill.job_store.was_here(self.id):
+            if self._runtime.job_store.was_here(self.id):
                 raise JobPruned(f"job {self.id} finished and is no longer kept, or was deleted")
-            here = KEPT_HERE if self._mill.sync else "here"
+            here = KEPT_HERE if self._runtime.sync else "here"
             raise JobNotFound(f"no job has the id {self.id!r} {here}{_whole_id_hint(self.id)}")
         self._record = record
         return record
@@ -145,7 +147,7 @@ class Job(Generic[R]):
         record = self._record
         if record is None or not record.state.finished:
             return None
-        if not self._mill.sync and Feature.INSPECT not in self._mill.broker.features:
+        if not self._runtime.sync and Feature.INSPECT not in self._runtime.broker.features:
             return record
         is_fresh = time.monotonic() < self._fresh
         return record if is_fresh and (listed or not record.listed) else None
@@ -215,18 +217,18 @@ class Job(Generic[R]):
 
     def _wait(self, timeout: Seconds | None) -> Record | None:
         """The record of the finished job; None for a chain that has run in the caller."""
-        if self._mill.in_batch():
+        if self._runtime.in_batch():
             raise TidemillError("cannot wait inside a batch: its jobs are stored when it ends")
         if (known := self._just_read()) is not None:
             return known
-        self._mill.features.need(Feature.RESULTS, "waiting for a job")
+        self._runtime.features.need(Feature.RESULTS, "waiting for a job")
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         has_ended = self._record is not None and self._record.state.finished
         record = self._read() if has_ended or not seconds else None
         if record is None or (seconds and not record.state.finished):
             _warn_in_loop()
             with waiting_for(self.id):
-                (found,) = self._mill.job_store.wait_for([self.id], seconds)
+                (found,) = self._runtime.job_store.wait_for([self.id], seconds)
             record = self._keep(found)
         if not record.state.finished:
             raise self._late(record, seconds)
@@ -234,9 +236,9 @@ class Job(Generic[R]):
 
     def _late(self, record: Record, seconds: float) -> ResultTimeout:
         text = f"job {self.id} is still {record.state} after {seconds:g} s"
-        if missing := no_worker(self._mill, record):
+        if missing := no_worker(self._runtime, record):
             return ResultTimeout(f"{text}: {missing}")
-        where = self._mill.broker.features
+        where = self._runtime.broker.features
         hint = f"; tidemill explain {self.id} says why" if Feature.PROCESSES in where else ""
         return ResultTimeout(f"{text} and goes on{hint}")
 
@@ -257,16 +259,16 @@ class Job(Generic[R]):
         if record.state is State.SUCCEEDED:
             if record.envelope.task == GROUP:
                 # R is the type of the result, and the result of a group is a list.
-                return group_results(self._mill.job_store, self.id)  # type: ignore[return-value]
+                return group_results(self._runtime.job_store, self.id)  # type: ignore[return-value]
             value: Any = record.result
-            task = self._mill.tasks.get(record.envelope.task)
+            task = self._runtime.tasks.get(record.envelope.task)
             result: R = value if task is None else task.arguments.result(value)
             return result
         raise self._unsuccessful(record)
 
     def _unsuccessful(self, record: Record) -> TidemillError:
         """The error of a job that did not succeed; its cause is the failed job before this job."""
-        cause = cause_of(self._mill.job_store, record)
+        cause = cause_of(self._runtime.job_store, record)
         why = record.error if cause is None else f"{record.error}; {cause_text(cause)}"
         error: TidemillError
         if record.state is State.CANCELLED:
@@ -290,8 +292,8 @@ class Job(Generic[R]):
         stop; ``terminate`` stops it within a second. ``wait()`` returns how the job ended. The id
         of a chain or group stands for its jobs, here and in ``alter`` and ``delete``.
         """
-        self._mill.features.need(Feature.CANCEL, "cancel()")
-        return cancel_jobs(self._mill, [self.id], terminate=terminate)[0]
+        self._runtime.features.need(Feature.CANCEL, "cancel()")
+        return cancel_jobs(self._runtime, [self.id], terminate=terminate)[0]
 
     def retry(self, force: bool = False) -> bool:
         """Start a failed, cancelled or expired job again, or make a scheduled job ready now.
@@ -306,7 +308,7 @@ class Job(Generic[R]):
             InvalidOption: ``force`` is given for a chain or group.
         """
         try:
-            return retry_job(self._mill, self.id, force=force)
+            return retry_job(self._runtime, self.id, force=force)
         finally:
             self._forget()
 
@@ -321,16 +323,16 @@ class Job(Generic[R]):
             InvalidOption: no priority and no queue is given, or a value cannot be used.
         """
         rank, name = check_alter(priority, queue)
-        self._mill.features.need(Feature.ALTER, "alter()")
+        self._runtime.features.need(Feature.ALTER, "alter()")
         try:
-            return alter_jobs(self._mill, [self.id], rank=rank, queue=name)[0]
+            return alter_jobs(self._runtime, [self.id], rank=rank, queue=name)[0]
         finally:
             self._forget()
 
     def delete(self) -> bool:
         """Delete the job in any state; False when there is no such job."""
         try:
-            return delete_jobs(self._mill, [self.id])[0]
+            return delete_jobs(self._runtime, [self.id])[0]
         finally:
             self._forget()
 
@@ -351,22 +353,24 @@ class Job(Generic[R]):
 
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         look, until = FIRST_POLL, time.monotonic() + seconds
-        if self._mill.waiters.is_full:
+        if self._runtime.waiters.is_full:
             with contextlib.suppress(ResultTimeout):
-                return await self._mill.threaded(self._wait, 0)
+                return await self._runtime.threaded(self._wait, 0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while (left := until - time.monotonic()) > 0:
                     # Each wait is short, so that a cancelled wait soon frees its thread. With more
                     # waits than threads, the waits take turns.
                     with contextlib.suppress(ResultTimeout):
-                        return await self._mill.patiently(self._wait, min(look, left))
-                    look = FIRST_POLL if self._mill.waiters.is_full else min(2 * look, LONGEST_POLL)
+                        return await self._runtime.patiently(self._wait, min(look, left))
+                    look = (
+                        FIRST_POLL if self._runtime.waiters.is_full else min(2 * look, LONGEST_POLL)
+                    )
         try:
-            return await self._mill.threaded(self._wait, 0)
+            return await self._runtime.threaded(self._wait, 0)
         except ResultTimeout as error:
             late = self._record or await self.arefresh()
-            raise await self._mill.threaded(self._late, late, seconds) from error
+            raise await self._runtime.threaded(self._late, late, seconds) from error
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """As ``result``."""
@@ -393,7 +397,7 @@ class Job(Generic[R]):
         return (await self._afacts()).latest_error
 
     async def _afacts(self) -> Record:
-        return await self._mill.threaded(lambda: self._facts)
+        return await self._runtime.threaded(lambda: self._facts)
 
     # -- plumbing -------------------------------------------------------------------------------
 

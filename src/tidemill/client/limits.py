@@ -124,8 +124,8 @@ class Holds:
         renewal: renews the leases of their messages.
     """
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._pid = 0
         self.active: set[LimitHold] = set()
         self.renewal = LeaseRenewal()
@@ -135,14 +135,14 @@ class Holds:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        broker = self._mill.broker
+        broker = self._runtime.broker
         # Read the queues before the owners: an owner is attached before its queue is made.
         queues = [row.name for row in broker.stats() if row.name.startswith(HOLDS)]
         owners = {owner.id for owner in broker.owners()} if queues else set()
         for queue in queues:
             if queue.removeprefix(HOLDS) not in owners:
                 with contextlib.suppress(TidemillError):  # another process may have deleted it
-                    delete_queue(self._mill, queue, force=True)
+                    delete_queue(self._runtime, queue, force=True)
 
     def close(self) -> None:
         """Free all places: the app is closed."""
@@ -159,8 +159,8 @@ class LimitHold:
         LeaseLost: the process stood still for so long that it lost the place inside the block.
     """
 
-    def __init__(self, mill: Runtime, holds: Holds, limit: Limit, timeout: float | None) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, holds: Holds, limit: Limit, timeout: float | None) -> None:
+        self._runtime = runtime
         self._holds = holds
         self._limit = limit
         self._timeout = timeout
@@ -181,8 +181,8 @@ class LimitHold:
     async def __aenter__(self) -> LimitHold:
         import asyncio
 
-        stop = Stop(self._mill)
-        call = self._mill.waiters.begin(self._begin, stop)
+        stop = Stop(self._runtime)
+        call = self._runtime.waiters.begin(self._begin, stop)
         try:
             await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -195,20 +195,20 @@ class LimitHold:
         import asyncio
 
         # Without the shield, a cancellation could drop this call before it begins.
-        await asyncio.shield(self._mill.threads.begin(self.__exit__, kind))
+        await asyncio.shield(self._runtime.threads.begin(self.__exit__, kind))
 
     def _release_later(self, call: asyncio.Future[None]) -> None:
         if not call.cancelled() and call.exception() is None:
-            self._mill.threads.start(self.release)
+            self._runtime.threads.start(self.release)
 
     def _begin(self, stop: Stop | None = None) -> None:
         """Wait for a place and take it."""
-        mill = self._mill
-        if mill.sync:
+        runtime = self._runtime
+        if runtime.sync:
             return
         self._holds.tidy()
-        session: Session = mill.consumers.session
-        owner = session.lend(mill)
+        session: Session = runtime.consumers.session
+        owner = session.lend(runtime)
         try:
             message = self._take(session, owner, stop)
         except BaseException:
@@ -221,23 +221,23 @@ class LimitHold:
 
     def _take(self, session: Session, owner: str, stop: Stop | None) -> Message:
         """Put a message and take it; delete the message if that fails."""
-        mill, queue = self._mill, HOLDS + owner
+        runtime, queue = self._runtime, HOLDS + owner
         deadline = time.monotonic() + (FOREVER if self._timeout is None else self._timeout)
         text = f"a place of the limit {self._limit.name!r}"
         # No retries: if the lease is lost, nobody may take the message.
-        envelope = Queue(mill, queue).envelope(text, limit=self._limit, ttr=LEASE, retries=0)
+        envelope = Queue(runtime, queue).envelope(text, limit=self._limit, ttr=LEASE, retries=0)
         with session.waits(owner):
             try:
-                mill.broker.put([envelope])  # stored now, even inside a batch
+                runtime.broker.put([envelope])  # stored now, even inside a batch
                 point("hold.put")
-                taken = mill.consumers.receive(session, owner, (queue,), deadline, stop)
+                taken = runtime.consumers.receive(session, owner, (queue,), deadline, stop)
                 if not taken:
                     raise self._not_taken(session)
                 return taken[0]
             except BaseException:
                 with contextlib.suppress(TidemillError):  # another process tidies up later
-                    mill.broker.delete([envelope.id])
-                    mill.broker.forget_queue(queue)
+                    runtime.broker.delete([envelope.id])
+                    runtime.broker.forget_queue(queue)
                 raise
 
     def _not_taken(self, session: Session) -> TidemillError:
@@ -265,8 +265,8 @@ class LimitHold:
             point("hold.ended")
             with contextlib.suppress(TidemillError):  # another process tidies up later
                 if not kept:
-                    self._mill.broker.delete([message.id])
-                self._mill.broker.forget_queue(message.queue)
+                    self._runtime.broker.delete([message.id])
+                self._runtime.broker.forget_queue(message.queue)
         finally:
             session.take_back(owner)
         return kept
@@ -278,9 +278,9 @@ class LimitHold:
 class Limits:
     """The limits of a store: ``mill.limits``."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
-        self._holds = Holds(mill)
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._holds = Holds(runtime)
         self._queues: dict[str, dict[str, Any]] = {}  # the settings that this app has declared
 
     def list(self) -> list[LimitStats]:
@@ -289,7 +289,7 @@ class Limits:
         Raises:
             FeatureMissing: the broker has no limits.
         """
-        return with_limits(self._mill.broker, "limits").limits()
+        return with_limits(self._runtime.broker, "limits").limits()
 
     def set(self, name: str, **changes: Unpack[LimitChanges]) -> None:
         """Change a limit by its name. A limit without a name has the name of its task.
@@ -313,12 +313,12 @@ class Limits:
     def reset(self, name: str) -> None:
         """Undo changes made at run time: the latest declaration in code applies again."""
         check_name("name of a limit", name)
-        with_limits(self._mill.broker, "a limit").set_limit(name, None)
+        with_limits(self._runtime.broker, "a limit").set_limit(name, None)
 
     def reset_queue(self, name: str) -> None:
         """Undo changes of the limit of a queue, as :meth:`reset` does."""
         check_name("queue", name)
-        with_limits(self._mill.broker, "a limit").set_limit(name, None, queue=True)
+        with_limits(self._runtime.broker, "a limit").set_limit(name, None, queue=True)
 
     def declare_queue(self, name: str, settings: Mapping[str, Any]) -> None:
         """Declare the limit of a queue in code; a limit that was changed at run time stays."""
@@ -326,8 +326,8 @@ class Limits:
         terms = terms_from(declared)
         self._queues[name] = declared
         option = f"{next(iter(settings))}="
-        self._mill.features.need(Feature.LIMITS, option)
-        with_limits(self._mill.broker, option).set_limit(name, terms, queue=True, declared=True)
+        self._runtime.features.need(Feature.LIMITS, option)
+        with_limits(self._runtime.broker, option).set_limit(name, terms, queue=True, declared=True)
 
     def hold(
         self, limit: str | Limit, *, key: str | None = None, timeout: Seconds | None = None
@@ -347,9 +347,9 @@ class Limits:
             LimitTimeout: raised by the block: no place was free in time.
             FeatureMissing: the broker has no limits.
         """
-        self._mill.features.need(Feature.LIMITS, "limits.hold()")
+        self._runtime.features.need(Feature.LIMITS, "limits.hold()")
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        return LimitHold(self._mill, self._holds, self._held(limit, key), seconds)
+        return LimitHold(self._runtime, self._holds, self._held(limit, key), seconds)
 
     def close(self) -> None:
         """Free the places that this app holds."""
@@ -382,7 +382,7 @@ class Limits:
 
     def _declared(self, name: str) -> dict[str, Limit]:
         """The tasks that declare a limit of this name, with their limits."""
-        declared = {task.name: task.options.limit for task in list(self._mill.tasks.values())}
+        declared = {task.name: task.options.limit for task in list(self._runtime.tasks.values())}
         return {
             task: limit
             for task, limit in declared.items()
@@ -393,7 +393,7 @@ class Limits:
         if not changes:
             names = [term for term in TERMS if queue or term != "breaker"]
             raise InvalidOption(f"give a setting of the limit {name!r}: {', '.join(names)}")
-        broker = with_limits(self._mill.broker, "a limit")
+        broker = with_limits(self._runtime.broker, "a limit")
         rows = [row for row in broker.limits() if (row.name, row.queue) == (name, queue)]
         old = rows[0].terms if rows else LimitSettings()
         broker.set_limit(name, terms_from(changes, old), queue=queue)
@@ -429,8 +429,8 @@ class Limits:
                 f"the {what} of the limit of {name!r} is a function of the arguments, and the "
                 "result of an earlier job is not known yet; give a fixed value with using(…)"
             )
-        if not self._mill.sync:
-            with_limits(self._mill.broker, "limit=")
+        if not self._runtime.sync:
+            with_limits(self._runtime.broker, "limit=")
         return limit.claim(name, args, kwargs)
 
 

@@ -77,11 +77,11 @@ class Message:
     __slots__ = (
         *("id", "queue", "key", "tags", "headers", "attempt", "ttr"),
         *("_body", "_garbled", "_leased", "_owner", "_pickled", "_put_ttr", "_rank", "_settled"),
-        *("_mill", "_token"),
+        *("_runtime", "_token"),
     )
 
-    def __init__(self, mill: Runtime, owner: str, lease: Lease, envelope: Envelope) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, owner: str, lease: Lease, envelope: Envelope) -> None:
+        self._runtime = runtime
         self._owner = owner
         self._token = lease.token
         self.id = envelope.id
@@ -153,7 +153,7 @@ class Message:
         """Restart the ttr, with a new value if given. False when the lease was lost."""
         seconds = 0.0 if ttr is None else check_seconds("ttr", ttr)
         step = Step(self._owner, touch=[(self._token, seconds)])
-        touched = self._mill.consumers.exchange(step).touched[0]
+        touched = self._runtime.consumers.exchange(step).touched[0]
         if not touched:
             return False
         self.ttr = seconds or self._put_ttr
@@ -195,7 +195,7 @@ class Message:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        await self._mill.threaded(self.__exit__, kind, error, trace)
+        await self._runtime.threaded(self.__exit__, kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.queue}, attempt {self.attempt}>"
@@ -211,7 +211,7 @@ def settle_together(
         Verdict(m._token, outcome, delay=delay, error=shown, started=m._leased, ended=now)
         for m in messages
     ]
-    answers = first._mill.consumers.exchange(Step(first._owner, verdicts)).settled
+    answers = first._runtime.consumers.exchange(Step(first._owner, verdicts)).settled
     settled = []
     for message, done in zip(messages, answers, strict=True):
         if done:
@@ -254,21 +254,21 @@ class Session:
         self._changed = Condition()
 
     @contextlib.contextmanager
-    def owner(self, mill: Runtime) -> Iterator[str]:
+    def owner(self, runtime: Runtime) -> Iterator[str]:
         """Lend an owner to one call of ``get``."""
-        owner = self.lend(mill)
+        owner = self.lend(runtime)
         try:
             with self.waits(owner):
                 yield owner
         finally:
             self.take_back(owner)
 
-    def lend(self, mill: Runtime) -> str:
+    def lend(self, runtime: Runtime) -> str:
         """An owner for the caller alone, until :meth:`take_back`."""
         try:
             return self.idle.pop()
         except IndexError:
-            return self._attach(mill)
+            return self._attach(runtime)
 
     def take_back(self, owner: str) -> None:
         """Take back a lent owner, so that other calls can use the owner."""
@@ -285,7 +285,7 @@ class Session:
                 self.waiting.pop(owner, None)
                 self._changed.notify_all()
 
-    def _attach(self, mill: Runtime) -> str:
+    def _attach(self, runtime: Runtime) -> str:
         host, pid = socket.gethostname(), os.getpid()
         owner = Owner(
             id=new_id(),
@@ -295,18 +295,18 @@ class Session:
             pid=pid,
             started=clock.wall(),
         )
-        mill.broker.attach(owner)
+        runtime.broker.attach(owner)
         self.attached[owner.id] = owner
         return owner.id
 
-    def close(self, mill: Runtime) -> None:
+    def close(self, runtime: Runtime) -> None:
         """End the calls of ``get`` in other threads, and wait until they have ended."""
         self.over = True
         until = time.monotonic() + PATIENCE
         with self._changed:
             for owner in self._in_other_threads():
                 with contextlib.suppress(TidemillError):  # the owner is not attached now
-                    mill.broker.wake(owner)
+                    runtime.broker.wake(owner)
             while self._in_other_threads() and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
 
@@ -322,8 +322,8 @@ class Session:
 class Consumers:
     """The owners of one process. Each running call of ``get`` has an owner of its own."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self.mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
         self._session = Session()
         # Monotonic times of the first and of the latest exchange that found the store busy.
         self._busy_since = self._busy_until = -math.inf
@@ -364,7 +364,7 @@ class Consumers:
         session = session or self.session
         try:
             if not session.over:
-                with session.owner(self.mill) as owner:
+                with session.owner(self.runtime) as owner:
                     return self.receive(session, owner, names, deadline, stop, count)
         except TidemillError:
             if not session.over:
@@ -397,7 +397,7 @@ class Consumers:
                 if reply is None:
                     if deadline <= time.monotonic():
                         return []
-                    self.mill.broker.wait(owner, _PAUSE)
+                    self.runtime.broker.wait(owner, _PAUSE)
                 elif reply.leases:
                     leases, taken = reply.leases, time.monotonic()
                     if asleep and len(leases) < count:
@@ -409,7 +409,7 @@ class Consumers:
                 elif left <= 0:
                     return []
                 elif asleep:
-                    self.mill.broker.wait(owner, max(0.0, min(left, reply.next_due)))
+                    self.runtime.broker.wait(owner, max(0.0, min(left, reply.next_due)))
                     sleeps = count == 1
                 else:
                     sleeps = True
@@ -471,7 +471,7 @@ class Consumers:
             gone = [lease for lease, done in zip(leases, settled, strict=True) if not done]
             opened = [(lease.open(), lease) for lease in gone if are_young]
             if copies := [fresh_copy(e, lease) for e, lease in opened if e.at_most_once]:
-                self.mill.broker.put(copies)
+                self.runtime.broker.put(copies)
 
     async def aget(
         self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
@@ -493,8 +493,8 @@ class Consumers:
         """
         import asyncio
 
-        stop = Stop(self.mill)
-        pool = self.mill.threads if timeout == 0 else self.mill.waiters
+        stop = Stop(self.runtime)
+        pool = self.runtime.threads if timeout == 0 else self.runtime.waiters
         call = pool.begin(self.get_many, queues, count, timeout, session, stop)
         try:
             return await asyncio.shield(call)
@@ -514,7 +514,7 @@ class Consumers:
 
     def _release_later(self, call: asyncio.Future[list[Message]]) -> None:
         if not call.cancelled() and call.exception() is None and (messages := call.result()):
-            self.mill.threads.start(lambda: _release(messages))
+            self.runtime.threads.start(lambda: _release(messages))
 
     def _open(self, owner: str, leases: Sequence[Lease]) -> list[Message]:
         """The messages of leases. A message that is not trusted is refused and left out."""
@@ -522,19 +522,19 @@ class Consumers:
         for lease in leases:
             try:
                 envelope = lease.open()
-                trusted(envelope, self.mill.keys)
+                trusted(envelope, self.runtime.keys)
             except (CodecError, msgspec.DecodeError) as error:
                 log.error("a message cannot be used: %s", error)
                 refused.append(refusal(lease, error))
             else:
-                messages.append(Message(self.mill, owner, lease, envelope))
+                messages.append(Message(self.runtime, owner, lease, envelope))
         if refused:
             self.exchange(Step(owner, refused))
         return messages
 
     def exchange(self, step: Step) -> Reply:
         """Make one exchange of an owner of this process."""
-        reply = self.mill.broker.exchange(step)
+        reply = self.runtime.broker.exchange(step)
         wanted = step.want.count if step.want is not None else 0
         self._release_unwanted(step.owner, reply.leases[wanted:])
         del reply.leases[wanted:]
@@ -542,7 +542,7 @@ class Consumers:
             # The store gave the owner up, because its last call was too long ago.
             owner = self.session.attached.get(step.owner)
             if owner is not None:  # None if the app was closed meanwhile
-                self.mill.broker.attach(owner)
+                self.runtime.broker.attach(owner)
         return reply
 
     def _release_unwanted(self, owner: str, leases: Sequence[Lease]) -> None:
@@ -551,21 +551,21 @@ class Consumers:
             verdicts = [Verdict(lease.token, Outcome.RELEASE) for lease in leases]
             # After an error the messages are ready again when their ttr is over.
             with contextlib.suppress(TidemillError):
-                self.mill.broker.exchange(Step(owner, verdicts))
+                self.runtime.broker.exchange(Step(owner, verdicts))
 
     def close(self) -> None:
         """Forget the owners. The broker detaches these owners when the broker is closed."""
         session, self._session = self.session, Session()
-        session.close(self.mill)
+        session.close(self.runtime)
 
 
 class Stop:
     """Lets an event loop stop a thread that waits for a message."""
 
-    def __init__(self, mill: Runtime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         import asyncio
 
-        self._mill = mill
+        self._runtime = runtime
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
         self._owner = ""
@@ -592,7 +592,7 @@ class Stop:
         with self._lock:
             self._over = True
             if self._owner:
-                self._mill.broker.wake(self._owner)
+                self._runtime.broker.wake(self._owner)
             return self._messages
 
 

@@ -322,8 +322,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 class Features:
     """The features of one app's broker. ``url`` is None while the app does not know its URL."""
 
-    def __init__(self, mill: Runtime, url: str | None) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, url: str | None) -> None:
+        self._runtime = runtime
         self._url = url or ""
         self._known = None if url is None else features_of(url)
 
@@ -333,10 +333,10 @@ class Features:
         Raises:
             FeatureMissing: the broker lacks the feature; the text names the feature and the option.
         """
-        if self._mill.sync:
+        if self._runtime.sync:
             return  # the jobs run in the caller, and no broker is used
         if self._known is None:
-            need(self._mill.broker, feature, option)
+            need(self._runtime.broker, feature, option)
         else:
             self.need_if_known(feature, option)
 

@@ -57,57 +57,57 @@ if TYPE_CHECKING:
 
 
 def envelope_of(
-    mill: Runtime, call: Call[object], job_id: str = "", links: Links | None = None
+    runtime: Runtime, call: Call[object], job_id: str = "", links: Links | None = None
 ) -> Envelope:
     """The envelope of a call's job. If ``job_id`` is empty, the call's options may give the id."""
     if call.missing is not None:
         raise call.missing
     options = call.options
     if options.given is not None:
-        mill.features.use(options)  # before the store is asked for the declared options
-        options = mill.declarations.complete(call.task, options)
-    mill.features.use(options)
+        runtime.features.use(options)  # before the store is asked for the declared options
+        options = runtime.declarations.complete(call.task, options)
+    runtime.features.use(options)
     args, kwargs = call.args, call.kwargs
-    if mill.local_tasks and call.task in mill.local_tasks:
-        warn_if_local(mill, call.task)
+    if runtime.local_tasks and call.task in runtime.local_tasks:
+        warn_if_local(runtime, call.task)
     envelope = options.envelope()
     envelope.task = call.task
-    if mill.event_handlers["enqueue"]:
+    if runtime.event_handlers["enqueue"]:
         envelope.headers = headers_of(
-            mill.event_handlers["enqueue"], call, options.queue, options.tags
+            runtime.event_handlers["enqueue"], call, options.queue, options.tags
         )
-    envelope.body = _body(mill, call)
+    envelope.body = _body(runtime, call)
     if options.key is not None:
         envelope.key = options.key.of(*args, **kwargs)
     if options.limit is not None:
-        envelope.limit = mill.limits.claim(options.limit, call.task, args, kwargs)
+        envelope.limit = runtime.limits.claim(options.limit, call.task, args, kwargs)
     if len(envelope.body) <= TEXT_OF_BODY:
         envelope.text = summary(args, kwargs)
     if job_id:
         envelope.id = check_name("id", job_id)
     envelope.links = links
-    return seal(mill, envelope)
+    return seal(runtime, envelope)
 
 
-def _body(mill: Runtime, call: Call[object]) -> bytes:
-    if mill.pickles:
+def _body(runtime: Runtime, call: Call[object]) -> bytes:
+    if runtime.pickles:
         return pack_pickle_call(call.args, call.kwargs)
     body = pack_plain_call(call.args, call.kwargs)
     if body is not None:
         return body
-    task = mill.tasks.get(call.task)
+    task = runtime.tasks.get(call.task)
     arguments = None if task is None else task.arguments
     return pack_checked_call(call.task, arguments, call.args, call.kwargs)
 
 
-def seal(mill: Runtime, envelope: Envelope) -> Envelope:
+def seal(runtime: Runtime, envelope: Envelope) -> Envelope:
     """Complete an envelope: check its size, and add its id, its time and its signature."""
     check_size(envelope.body, envelope.headers, envelope.tags)
     envelope.id = envelope.id or new_id()
     envelope.created = clock.wall()
-    envelope.pickled = mill.pickles
-    if mill.keys:
-        envelope.signature = sign(envelope, mill.keys[0])
+    envelope.pickled = runtime.pickles
+    if runtime.keys:
+        envelope.signature = sign(envelope, runtime.keys[0])
     return envelope
 
 
@@ -133,12 +133,12 @@ class Publication:
         self.jobs: list[Job[Any]] = []
         self._template = template
 
-    def copies(self, mill: Runtime, queues: Sequence[str]) -> list[Envelope]:
+    def copies(self, runtime: Runtime, queues: Sequence[str]) -> list[Envelope]:
         """A copy for each queue; ``jobs`` become the handles of these copies."""
         copies = [
-            mill.seal(msgspec.structs.replace(self._template, queue=queue)) for queue in queues
+            runtime.seal(msgspec.structs.replace(self._template, queue=queue)) for queue in queues
         ]
-        self.jobs[:] = [Job(mill, copy.id) for copy in copies]
+        self.jobs[:] = [Job(runtime, copy.id) for copy in copies]
         return copies
 
 
@@ -161,27 +161,27 @@ class _Known:
 class Topics:
     """Publishes the messages of one app."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._known = _Known(Bindings())
 
     def publish(
         self, topic: str, body: Any, *, mandatory: bool, options: Mapping[str, Any]
     ) -> list[Job[Any]]:
         """Publish one message; see :meth:`tidemill.Tidemill.publish`."""
-        mill = self._mill
-        mill.features.need(Feature.TOPICS, "publish")
+        runtime = self._runtime
+        runtime.features.need(Feature.TOPICS, "publish")
         checked = _checked(options)
-        mill.features.use(checked)
+        runtime.features.use(checked)
         topic = check_topic(topic)
         made = self._publication(topic, body, checked, mandatory=mandatory)
         if is_importing():
-            return mill.put(made.copies(mill, [topic]))
-        batch = mill.batch_for(checked.txn)
+            return runtime.put(made.copies(runtime, [topic]))
+        batch = runtime.batch_for(checked.txn)
         if batch is not None and batch.publish(made):
             return made.jobs
         if checked.txn is not None:
-            mill.features.need(Feature.TRANSACTIONS, "txn=")
+            runtime.features.need(Feature.TRANSACTIONS, "txn=")
         for job, put in zip(made.jobs, self.put([made], checked.txn), strict=True):
             job.placed = put.placed
         return made.jobs
@@ -191,7 +191,7 @@ class Topics:
     ) -> Publication:
         template = options.envelope()
         template.headers = {**options.headers, TOPIC: topic}
-        template.body = pack_pickle(body) if self._mill.pickles else pack(body)
+        template.body = pack_pickle(body) if self._runtime.pickles else pack(body)
         if len(template.body) <= TEXT_OF_BODY:
             template.text = summary((body,), {})
         return Publication(topic, template, mandatory=mandatory)
@@ -205,7 +205,7 @@ class Topics:
             Unroutable: no queue is bound to the topic of a mandatory publication; nothing was
                 stored.
         """
-        bound = bindings(self._mill.broker)
+        bound = bindings(self._runtime.broker)
         if bound.version != self._known.bindings.version:
             self._known = _Known(bound)
         known = self._known
@@ -215,11 +215,11 @@ class Topics:
                 f"no queue is bound to the topic {lost.topic!r}, so nothing was stored; bind a "
                 "queue, or publish without mandatory"
             )
-        return self._mill.broker.put(jobs, txn=txn)
+        return self._runtime.broker.put(jobs, txn=txn)
 
     def _jobs_of(self, part: Envelope | Publication, known: _Known) -> list[Envelope]:
         if isinstance(part, Publication):
-            return part.copies(self._mill, known.queues_for(part.topic))
+            return part.copies(self._runtime, known.queues_for(part.topic))
         return [part]
 
 
@@ -254,8 +254,8 @@ class _WaitingPut(NamedTuple):
 class PutBatching:
     """The asynchronous puts of one app, from all its event loops."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._waiting: collections.deque[_WaitingPut] = collections.deque()
         self._busy = threading.Lock()
         self._commit_delay = CommitDelay(EACH_CLIENT)
@@ -277,7 +277,7 @@ class PutBatching:
         with SignalsDeferred():
             if self._busy.acquire(blocking=False):
                 try:
-                    self._mill.threads.start(self._work)
+                    self._runtime.threads.start(self._work)
                 except BaseException:  # no thread could be started
                     self._busy.release()
                     raise
@@ -305,7 +305,7 @@ class PutBatching:
         answers: list[Put | Exception]
         begun = time.monotonic()
         try:
-            answers = list(self._mill.broker.put([waiting.envelope for waiting in batch]))
+            answers = list(self._runtime.broker.put([waiting.envelope for waiting in batch]))
         except Exception:  # no job was stored, so put each job alone: then only bad jobs fail
             answers = [self._put_one(waiting.envelope) for waiting in batch]
         self._commit_delay.expect(len(batch), len(self._waiting), time.monotonic() - begun)
@@ -318,7 +318,7 @@ class PutBatching:
 
     def _put_one(self, envelope: Envelope) -> Put | Exception:
         try:
-            return self._mill.broker.put([envelope])[0]
+            return self._runtime.broker.put([envelope])[0]
         except Exception as error:
             return error
 
@@ -340,8 +340,8 @@ def _answer(pairs: list[tuple[asyncio.Future[Put], Any]]) -> None:
 class PendingPuts:
     """The jobs and publications that one commit stores, in order."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._parts: list[Envelope | Publication] = []
         self._jobs: list[Job[Any]] = []
 
@@ -352,7 +352,7 @@ class PendingPuts:
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
         """Add jobs, and return their handles."""
         jobs: list[Job[Any]] = [
-            Job(self._mill, envelope.id, pending=UNCOMMITTED) for envelope in envelopes
+            Job(self._runtime, envelope.id, pending=UNCOMMITTED) for envelope in envelopes
         ]
         self._parts += envelopes
         self._jobs += jobs
@@ -385,9 +385,9 @@ class PendingPuts:
             return
         jobs = [part for part in self._parts if isinstance(part, Envelope)]
         if len(jobs) == len(self._parts):
-            handles, puts = self._jobs, self._mill.broker.put(jobs, txn=txn)
+            handles, puts = self._jobs, self._runtime.broker.put(jobs, txn=txn)
         else:
-            puts = self._mill.topics.put(self._parts, txn)
+            puts = self._runtime.topics.put(self._parts, txn)
             handles = list(self._all_handles())
         pending = UNCOMMITTED if txn is not None else ""
         for job, put in zip(handles, puts, strict=True):
@@ -417,12 +417,12 @@ class OpenBatch(Protocol):
 class Batch:
     """A context manager for ``with``, and for ``async with`` in event loops."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
-        self._current = mill.batch_variable
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._current = runtime.batch_variable
         self._lock = Lock()
         self._open = False
-        self._pending = PendingPuts(mill)
+        self._pending = PendingPuts(runtime)
 
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]] | None:
         """Add jobs; None when the batch has ended.
@@ -478,7 +478,7 @@ class Batch:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end()
         if kind is None:
-            await self._mill.threaded_put(self._commit)
+            await self._runtime.threaded_put(self._commit)
 
     def _end(self) -> None:
         try:
@@ -495,4 +495,4 @@ class Batch:
 
     def _commit(self) -> None:
         if self._pending:
-            self._mill.commit_batch(self._pending)
+            self._runtime.commit_batch(self._pending)

@@ -55,18 +55,18 @@ class Queue:
     ``mill.limits.reset_queue``.
     """
 
-    def __init__(self, mill: Runtime, name: str, **settings: Unpack[QueueSettings]) -> None:
+    def __init__(self, runtime: Runtime, name: str, **settings: Unpack[QueueSettings]) -> None:
         check_known("a queue", settings, QUEUE_SETTINGS)
         max_size = settings.pop("max_size", None)
-        self._mill = mill
+        self._runtime = runtime
         self.name = check_name("queue", name)
         self._options = Options(queue=name, retries=MESSAGE)
         if max_size is not None:
             check_count("max_size", max_size)
-            mill.features.need(Feature.MAX_SIZE, "max_size=")
-            mill.broker.set_queue(name, max_size=max_size)
+            runtime.features.need(Feature.MAX_SIZE, "max_size=")
+            runtime.broker.set_queue(name, max_size=max_size)
         if settings:
-            mill.limits.declare_queue(name, settings)
+            runtime.limits.declare_queue(name, settings)
 
     # -- producing ------------------------------------------------------------------------------
 
@@ -103,9 +103,9 @@ class Queue:
         Raises:
             DuplicateJob, QueueFull, StoreFull, InvalidOption: no message was stored.
         """
-        mill = self._mill
+        runtime = self._runtime
         changed = self._options.changed("put", options, PUT_OPTIONS)
-        mill.features.use(changed)
+        runtime.features.use(changed)
         envelopes = [self._envelope(body, changed) for body in bodies]
         if changed.id and len(envelopes) > 1:
             raise InvalidOption("id names one message; leave it out of put_many")
@@ -113,16 +113,16 @@ class Queue:
         if not envelopes:
             return []
         if seconds is None:
-            return mill.put(envelopes, changed.txn)
-        if changed.txn is not None or mill.batch_for() is not None:
+            return runtime.put(envelopes, changed.txn)
+        if changed.txn is not None or runtime.batch_for() is not None:
             raise InvalidOption("timeout waits for room, which is not possible before the commit")
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return mill.put(envelopes)
+                return runtime.put(envelopes)
             except QueueFull:
                 left = deadline - time.monotonic()
-                if left <= 0 or not mill.broker.wait_space(self.name, left):
+                if left <= 0 or not runtime.broker.wait_space(self.name, left):
                     raise
 
     def envelope(self, body: Any, **options: Unpack[PutOptions]) -> Envelope:
@@ -135,20 +135,20 @@ class Queue:
         changed = self._options
         if options:
             changed = self._options.changed("put", options, PUT_OPTIONS)
-            self._mill.features.use(changed)
+            self._runtime.features.use(changed)
         return self._envelope(body, changed)
 
     def _envelope(self, body: Any, options: Options) -> Envelope:
-        mill = self._mill
+        runtime = self._runtime
         envelope = options.envelope()
-        envelope.body = pack_pickle(body) if mill.pickles else pack(body)
+        envelope.body = pack_pickle(body) if runtime.pickles else pack(body)
         if len(envelope.body) <= TEXT_OF_BODY:
             envelope.text = summary((body,), {})
         if options.key is not None:
             envelope.key = options.key.of(body)
         if options.limit is not None:
-            envelope.limit = mill.limits.claim(options.limit, self.name, (body,), {})
-        return mill.seal(envelope)
+            envelope.limit = runtime.limits.claim(options.limit, self.name, (body,), {})
+        return runtime.seal(envelope)
 
     async def aput(
         self, body: Any, *, timeout: Seconds | None = None, **options: Unpack[PutOptions]
@@ -166,7 +166,7 @@ class Queue:
     ) -> list[Job[Any]]:
         """As ``put_many``, without blocking the event loop."""
         bodies = list(bodies)
-        return await self._mill.threaded_put(
+        return await self._runtime.threaded_put(
             lambda: self.put_many(bodies, timeout=timeout, **options),
             options.get("txn"),
             waits=bool(timeout),
@@ -180,26 +180,26 @@ class Queue:
         Without a timeout the call waits until a message comes or the app is closed. With
         ``timeout=0`` it returns at once.
         """
-        return self._mill.consumers.get([self.name], timeout)
+        return self._runtime.consumers.get([self.name], timeout)
 
     async def aget(self, timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""
-        return await self._mill.consumers.aget([self.name], timeout)
+        return await self._runtime.consumers.aget([self.name], timeout)
 
     def get_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
         """Up to ``n`` messages (at most 1,000) in one exchange, as soon as one message is ready.
 
         Empty after ``timeout`` seconds without a message. Settle each message by itself.
         """
-        return self._mill.consumers.get_many([self.name], n, timeout)
+        return self._runtime.consumers.get_many([self.name], n, timeout)
 
     async def aget_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
         """As ``get_many``, without blocking the event loop."""
-        return await self._mill.consumers.aget_many([self.name], n, timeout)
+        return await self._runtime.consumers.aget_many([self.name], n, timeout)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the app is closed."""
-        consumers = self._mill.consumers
+        consumers = self._runtime.consumers
         session = consumers.session
         while not session.over:
             message = consumers.get([self.name], None, session=session)
@@ -207,7 +207,7 @@ class Queue:
                 yield message
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        consumers = self._mill.consumers
+        consumers = self._runtime.consumers
         session = consumers.session
         while not session.over:
             message = await consumers.aget([self.name], None, session)
@@ -218,20 +218,20 @@ class Queue:
 
     def size(self) -> int:
         """The number of unfinished jobs: waiting, scheduled, ready and running."""
-        self._mill.features.need(Feature.INSPECT, "size()")
-        return next((s.size for s in self._mill.broker.stats() if s.name == self.name), 0)
+        self._runtime.features.need(Feature.INSPECT, "size()")
+        return next((s.size for s in self._runtime.broker.stats() if s.name == self.name), 0)
 
     asize = in_thread(size)
 
     def pause(self) -> None:
         """Start no job and deliver no message until ``resume``. Puts are still accepted."""
-        self._mill.features.need(Feature.PAUSE, "pause()")
-        self._mill.broker.set_queue(self.name, paused=True)
+        self._runtime.features.need(Feature.PAUSE, "pause()")
+        self._runtime.broker.set_queue(self.name, paused=True)
 
     def resume(self) -> None:
         """Start jobs and deliver messages again."""
-        self._mill.features.need(Feature.PAUSE, "resume()")
-        self._mill.broker.set_queue(self.name, paused=False)
+        self._runtime.features.need(Feature.PAUSE, "resume()")
+        self._runtime.broker.set_queue(self.name, paused=False)
 
     def limit(self, **changes: Unpack[QueueLimitChanges]) -> None:
         """Change the limit of the queue at once: ``rate burst window concurrency breaker``.
@@ -242,7 +242,7 @@ class Queue:
             InvalidOption: no setting is given, or a value cannot be used.
             FeatureMissing: the broker has no limits.
         """
-        self._mill.limits.set_queue(self.name, **changes)
+        self._runtime.limits.set_queue(self.name, **changes)
 
     def delete(self, *, force: bool = False) -> int:
         """Delete the queue, its counters, settings and bindings; return the number of deleted jobs.
@@ -253,7 +253,7 @@ class Queue:
         Raises:
             TidemillError: the queue has jobs, or there is no such queue.
         """
-        return delete_queue(self._mill, self.name, force=force)
+        return delete_queue(self._runtime, self.name, force=force)
 
     # -- purging --------------------------------------------------------------------------------
 
@@ -264,11 +264,11 @@ class Queue:
         they are deleted for good. When the store has no room to keep them, they are deleted, too,
         and a warning is logged.
         """
-        return purge(self._mill.broker, self.name, now=now).jobs
+        return purge(self._runtime.broker, self.name, now=now).jobs
 
     def purges(self) -> list[Purge]:
         """The purges of the queue that can be restored, the latest first."""
-        return list_purges(self._mill.broker, self.name)
+        return list_purges(self._runtime.broker, self.name)
 
     def restore(self, purge_id: str = "") -> Restored:
         """Bring back the jobs of the latest purge, or of the named purge.
@@ -279,7 +279,7 @@ class Queue:
             TidemillError: there is no purge to restore.
             FeatureMissing: the broker keeps no purged jobs.
         """
-        return restore(self._mill.broker, self.name, purge_id)
+        return restore(self._runtime.broker, self.name, purge_id)
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -305,8 +305,8 @@ class Queue:
     abindings = in_thread(bindings)
 
     def _store(self, what: str) -> Store:
-        self._mill.features.need(Feature.TOPICS, what)
-        return self._mill.broker
+        self._runtime.features.need(Feature.TOPICS, what)
+        return self._runtime.broker
 
     # -- in a notebook --------------------------------------------------------------------------
 
@@ -321,11 +321,11 @@ class Queue:
             FeatureMissing: the broker keeps no history.
             InvalidOption: matplotlib is not installed.
         """
-        found = History(self._mill).queues(since, queue=self.name)
+        found = History(self._runtime).queues(since, queue=self.name)
         return plot(found[0] if found else QueueNumbers(self.name, 60, []), ax)
 
     def _repr_html_(self) -> str:
-        return html_table(self, lambda: queue_facts(self._mill.broker.stats(), self.name))
+        return html_table(self, lambda: queue_facts(self._runtime.broker.stats(), self.name))
 
     def __repr__(self) -> str:
         return f"<queue {self.name}>"
@@ -340,7 +340,7 @@ class QueueHasJobs(TidemillError):
     """The queue has jobs, so it is not deleted."""
 
 
-def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
+def delete_queue(runtime: Runtime, name: str, *, force: bool) -> int:
     """Delete a queue and return the number of deleted jobs.
 
     A call that is killed may leave the queue with some of its jobs. The same call again completes
@@ -351,14 +351,14 @@ def delete_queue(mill: Runtime, name: str, *, force: bool) -> int:
         TidemillError: there is no such queue.
     """
     check_users(name)
-    mill.features.need(Feature.INSPECT, "deleting a queue")
-    broker, row = mill.broker, _row(mill, name)
+    runtime.features.need(Feature.INSPECT, "deleting a queue")
+    broker, row = runtime.broker, _row(runtime, name)
     if row.running:
         raise QueueHasJobs(
             f"queue {name!r} has {row.running:,} running jobs; cancel them or wait, then delete it"
         )
     if not force:
-        _refuse_jobs(mill, row)
+        _refuse_jobs(runtime, row)
     deleted, idle = 0, Filter(states=frozenset(State) - {State.RUNNING}, queue=name)
     while force and (records := broker.find(idle, _PAGE).records):
         deleted += sum(broker.delete([record.envelope.id for record in records]))
@@ -376,20 +376,20 @@ def no_such_queue(name: str, known: Iterable[str]) -> TidemillError:
     return TidemillError(f"no queue has the name {name!r} here; {hint(name, known)}")
 
 
-def _row(mill: Runtime, name: str) -> QueueStats:
-    rows = {row.name: row for row in mill.broker.stats()}
+def _row(runtime: Runtime, name: str) -> QueueStats:
+    rows = {row.name: row for row in runtime.broker.stats()}
     if name not in rows:
         raise no_such_queue(name, rows)
     return rows[name]
 
 
-def _refuse_jobs(mill: Runtime, row: QueueStats) -> None:
+def _refuse_jobs(runtime: Runtime, row: QueueStats) -> None:
     if row.size:
         raise QueueHasJobs(
             f"queue {row.name!r} has {row.size:,} unfinished jobs; purge it first, or delete it "
             "with force, which deletes its jobs, too"
         )
-    if mill.broker.find(Filter(queue=row.name), 1).records:
+    if runtime.broker.find(Filter(queue=row.name), 1).records:
         raise QueueHasJobs(
             f"queue {row.name!r} keeps finished jobs; delete it with force, which deletes them, too"
         )

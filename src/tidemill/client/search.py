@@ -56,7 +56,7 @@ class Found:
     """
 
     def __init__(
-        self, mill: Runtime, what: Filter | None, **options: Unpack[SearchOptions]
+        self, runtime: Runtime, what: Filter | None, **options: Unpack[SearchOptions]
     ) -> None:
         check_known("a search", options, SearchOptions.__annotations__)
         if what is not None and not isinstance(what, Filter):
@@ -65,7 +65,7 @@ class Found:
             )
         if what is not None and options:
             raise InvalidOption("give either a Filter or options of a search, not both")
-        self._mill = mill
+        self._runtime = runtime
         self._what = _filter_of(options) if what is None else what
 
     def __iter__(self) -> Iterator[Job[Any]]:
@@ -77,7 +77,7 @@ class Found:
     async def __aiter__(self) -> AsyncIterator[Job[Any]]:
         cursor: str | None = ""
         while cursor is not None:
-            jobs, cursor = await self._mill.threaded(self._page, cursor)
+            jobs, cursor = await self._runtime.threaded(self._page, cursor)
             for job in jobs:
                 yield job
 
@@ -92,13 +92,13 @@ class Found:
             InvalidOption: the cursor is not the ``cursor`` of a page of this store.
             FeatureMissing: the broker can list failed jobs only.
         """
-        return find_shown(self._mill.job_store, self._what, limit, cursor)
+        return find_shown(self._runtime.job_store, self._what, limit, cursor)
 
     def _page(self, cursor: str) -> tuple[list[Job[Any]], str | None]:
         page = self.page(_PAGE, cursor)
         jobs: list[Job[Any]] = []
         for record in page.records:
-            jobs.append(Job(self._mill, record.envelope.id))
+            jobs.append(Job(self._runtime, record.envelope.id))
             jobs[-1].remember(record)
         return jobs, page.cursor or None
 

@@ -378,23 +378,23 @@ class Declare(Protocol):
 
 
 def make_task(
-    mill: Runtime, function: Callable[..., Any], name: str, options: Options
+    runtime: Runtime, function: Callable[..., Any], name: str, options: Options
 ) -> Task[..., Any]:
     """A ``Task``, or an ``AsyncTask`` for an async function."""
     kind: Any = AsyncTask if inspect.iscoroutinefunction(function) else Task
-    task: Task[..., Any] = kind(mill, function, name, options)
+    task: Task[..., Any] = kind(runtime, function, name, options)
     return task
 
 
 def call_by_name(
-    mill: Runtime, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    runtime: Runtime, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Call[Any]:
     """A call of a declared task, or of a task whose options are read when the call is enqueued."""
-    known = mill.tasks.get(name)
+    known = runtime.tasks.get(name)
     if known is not None:
         return known.call(*args, **kwargs)
     check_name("task", name)
-    return Call(name, args, kwargs, msgspec.structs.replace(mill.defaults, given={}))
+    return Call(name, args, kwargs, msgspec.structs.replace(runtime.defaults, given={}))
 
 
 def task_name(function: Callable[..., Any]) -> str:
@@ -438,15 +438,15 @@ def refuse_second_declaration(
         )
 
 
-def warn_if_local(mill: Runtime, name: str) -> None:
+def warn_if_local(runtime: Runtime, name: str) -> None:
     """Warn once that workers may not find a task that is declared inside a function.
 
     A worker finds the task if the import of the app runs the outer function, as with an app
     factory. So this is no error.
     """
-    here = mill.sync or mill.before_close or running_job.get() is not None
-    if not here and Feature.PROCESSES in mill.broker.features:
-        mill.local_tasks.discard(name)
+    here = runtime.sync or runtime.before_close or running_job.get() is not None
+    if not here and Feature.PROCESSES in runtime.broker.features:
+        runtime.local_tasks.discard(name)
         log.warning(
             "task %s is declared inside a function, so a worker finds it only if importing the app "
             "runs that function; declare the task at the top of its module, or give it a name= to "

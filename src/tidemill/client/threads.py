@@ -162,7 +162,7 @@ def in_thread(
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """The async twin of a method, which makes the call in a thread of the app.
 
-    ``acancel = in_thread(cancel)`` stands below ``cancel``. The class has its runtime in ``_mill``.
+    ``acancel = in_thread(cancel)`` stands below ``cancel``. The class has a ``_runtime``.
     The twin of a subclass calls the method of the subclass.
     """
     name = method.__name__
@@ -170,7 +170,7 @@ def in_thread(
     @functools.wraps(method)
     async def twin(self: Any, /, *args: Any, **kwargs: Any) -> T:
         call: Callable[[], T] = functools.partial(getattr(self, name), *args, **kwargs)
-        answer: T = await self._mill.threaded(call)
+        answer: T = await self._runtime.threaded(call)
         return answer
 
     twin.__name__ = f"a{name}"

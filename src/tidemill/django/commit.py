@@ -99,20 +99,20 @@ class CommitRule(NamedTuple):
 class TransactionBatch:
     """The batch of a put inside ``atomic``: the commit rule decides when the batch is stored."""
 
-    def __init__(self, mill: Runtime, rule: CommitRule) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, rule: CommitRule) -> None:
+        self._runtime = runtime
         self._rule = rule
 
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
         """Put jobs, and return their handles."""
-        puts = PendingPuts(self._mill)
+        puts = PendingPuts(self._runtime)
         jobs = puts.add(envelopes)
         self._rule.make(puts)
         return jobs
 
     def publish(self, made: Publication) -> bool:
         """Put the copies of a publication. Its queues are found when the copies are stored."""
-        puts = PendingPuts(self._mill)
+        puts = PendingPuts(self._runtime)
         puts.publish(made)
         self._rule.make(puts)
         return True

@@ -102,8 +102,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 class DeclaredSchedules:
     """The schedules that the code of an app declares; a starting worker stores them."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._declared: dict[str, _Declared] = {}
         self._of_tasks: set[str] = set()
 
@@ -118,7 +118,7 @@ class DeclaredSchedules:
         """Declare a schedule: see :meth:`Tidemill.schedule`."""
         check_name("schedule name", name)
         new = _checked(name, call), when_of(when, options)
-        self._mill.features.need_if_known(Feature.SCHEDULES, "a schedule")
+        self._runtime.features.need_if_known(Feature.SCHEDULES, "a schedule")
         before = self._declared.get(name)
         if before is not None and not _is_same(before, new) and not _is_prompt():
             raise InvalidOption(
@@ -140,7 +140,9 @@ class DeclaredSchedules:
         found = list[tuple[str, bytes]]()
         for name, (call, when) in self._declared.items():
             with naming(name):
-                found.append((name, kept.encode(_stored(self._mill, name, call, when, code=True))))
+                found.append(
+                    (name, kept.encode(_stored(self._runtime, name, call, when, code=True)))
+                )
         return found
 
 
@@ -151,8 +153,8 @@ class Schedules:
     name.
     """
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def add(
         self,
@@ -170,7 +172,7 @@ class Schedules:
             InvalidOption: another value is wrong.
         """
         check_name("schedule name", name)
-        stored = _stored(self._mill, name, _checked(name, call), when_of(when, options))
+        stored = _stored(self._runtime, name, _checked(name, call), when_of(when, options))
         change = kept.added(name, stored, self._broker.wall())
         if stored.ended:
             raise ScheduleOver(f"schedule {name!r} would never fire: its time is past")
@@ -238,7 +240,7 @@ class Schedules:
         """Put the job of a schedule once more, now; the times of the schedule stay."""
         now = self._broker.wall()
         job = kept.job_of(kept.decode(self._record(name).body), now, now)
-        handle: Job[Any] = self._mill.put([job])[0]
+        handle: Job[Any] = self._runtime.put([job])[0]
         return handle
 
     def next_times(self, name: str, count: int = 5) -> list[dt.datetime]:
@@ -256,7 +258,7 @@ class Schedules:
 
     async def alist(self) -> list[Schedule]:
         """All schedules, by name, without blocking the event loop."""
-        return await self._mill.threaded(lambda: [*self])
+        return await self._runtime.threaded(lambda: [*self])
 
     aget = in_thread(get)
     apause = in_thread(pause)
@@ -269,8 +271,8 @@ class Schedules:
 
     @property
     def _broker(self) -> Any:
-        self._mill.features.need(Feature.SCHEDULES, "a schedule")
-        return self._mill.broker
+        self._runtime.features.need(Feature.SCHEDULES, "a schedule")
+        return self._runtime.broker
 
     def _record(self, name: str) -> Record:
         return self._found(name, self._broker.schedules([name])[0])
@@ -328,26 +330,30 @@ class Schedules:
         )
 
     def _knows(self, task: str) -> bool | None:
-        mill = self._mill
-        return (task in mill.tasks or mill.may_import(task)) if mill.tasks else None
+        runtime = self._runtime
+        return (task in runtime.tasks or runtime.may_import(task)) if runtime.tasks else None
 
 
-def matches(mill: Runtime, name: str, call: Call[Any], **options: Unpack[ScheduleOptions]) -> bool:
+def matches(
+    runtime: Runtime, name: str, call: Call[Any], **options: Unpack[ScheduleOptions]
+) -> bool:
     """True when the stored schedule of this name equals the schedule of these arguments.
 
     Raises:
         ScheduleNotFound: no schedule has this name.
     """
-    stored = _stored(mill, name, _checked(name, call), when_of(None, options))
-    return kept.is_the_same(stored, mill.schedules._record(name))
+    stored = _stored(runtime, name, _checked(name, call), when_of(None, options))
+    return kept.is_the_same(stored, runtime.schedules._record(name))
 
 
-def _stored(mill: Runtime, name: str, call: Call[Any], when: When, *, code: bool = False) -> Stored:
+def _stored(
+    runtime: Runtime, name: str, call: Call[Any], when: When, *, code: bool = False
+) -> Stored:
     """The body of a record, with its job signed for this schedule."""
-    job = mill.envelope(call)
+    job = runtime.envelope(call)
     job.id, job.created, job.planned = "", 0.0, Planned(name)
-    if mill.keys:
-        job.signature = sign(job, mill.keys[0])
+    if runtime.keys:
+        job.signature = sign(job, runtime.keys[0])
     return Stored(
         rule=when.rule,
         job=job,

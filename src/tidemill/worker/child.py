@@ -59,14 +59,14 @@ class Child:
 
     def __init__(
         self,
-        mill: Runtime,
+        runtime: Runtime,
         setup: Setup,
         message_socket: MessageSocket[Up, Down],
         events: ProcessEvents,
         *,
         local: bool = False,
     ) -> None:
-        self.mill = mill
+        self.runtime = runtime
         self.events = events
         self.setup = setup
         self.socket = message_socket
@@ -89,7 +89,7 @@ class Child:
         self.timeouts = Timeouts(setup.waits.stuck, self.out.ring)
         self.stopping = Stopping()
         self.run_log = RunLog(max(1, setup.slots // setup.concurrency), setup.slow)
-        self.waits = Waits(mill, setup, self.scoreboard)
+        self.waits = Waits(runtime, setup, self.scoreboard)
         self.executor = ProcessExecutor(self)
         self.loop = Loop(self, events.runner)
         isolate_children(self)

@@ -212,8 +212,8 @@ class ProcessEvents:
     once an async function has run.
     """
 
-    def __init__(self, mill: Runtime) -> None:
-        self._handlers = mill.event_handlers
+    def __init__(self, runtime: Runtime) -> None:
+        self._handlers = runtime.event_handlers
         self.runner: asyncio.Runner | None = None
 
     def start(self) -> None:

@@ -121,8 +121,8 @@ class Executor:
     If the worker serves its queues in strict order, ``queues`` are its queues in this order.
     """
 
-    def __init__(self, mill: Runtime, queues: Sequence[str] = ()) -> None:
-        self.mill = mill
+    def __init__(self, runtime: Runtime, queues: Sequence[str] = ()) -> None:
+        self.runtime = runtime
         self._places = {name: place for place, name in enumerate(queues)}
         self._logs_debug = log.talks(logging.DEBUG)  # read once here, since every job uses it
         self._imported: dict[str, Configured[..., Any, Any]] = {}
@@ -172,8 +172,8 @@ class Executor:
             else:
                 self.restore()
                 verdict = self.success(run, value)
-            if self.mill.keys and hands_on(run.envelope):
-                sign_handed_on(verdict, run.envelope.id, self.mill.keys)
+            if self.runtime.keys and hands_on(run.envelope):
+                sign_handed_on(verdict, run.envelope.id, self.runtime.keys)
             self.report(run, verdict)
 
     # -- steps of admission ---------------------------------------------------------------------
@@ -187,21 +187,21 @@ class Executor:
 
     def verify(self, envelope: Envelope) -> None:
         """Check the signature of a job, and that this app may open its body."""
-        if self.mill.keys or envelope.pickled:
+        if self.runtime.keys or envelope.pickled:
             try:
-                trusted(envelope, self.mill.keys)
+                trusted(envelope, self.runtime.keys)
             except BadSignature as error:
                 raise Refused(str(error)) from error
-        if envelope.pickled and not self.mill.pickles:
+        if envelope.pickled and not self.runtime.pickles:
             raise Refused("the body is pickled and this app does not use serializer='pickle'")
 
     def resolve(self, name: str) -> Configured[..., Any, Any] | None:
         """The task of that name, declared or importable; None when there is none."""
-        task = self.mill.tasks.get(name) or self._imported.get(name)
+        task = self.runtime.tasks.get(name) or self._imported.get(name)
         if task is not None:
             return task
         try:
-            task = self.mill.find_task(name)
+            task = self.runtime.find_task(name)
         except BaseException as error:  # the import runs code of the app
             raise Refused(f"{name} cannot be imported: {describe(error)[0]}") from error
         if task is not None:
@@ -225,7 +225,7 @@ class Executor:
             decode = unpack_pickle if envelope.pickled else unpack
             args, kwargs = decode(envelope.body)
             if envelope.links is not None:
-                args, kwargs = ParentResults(self.mill, run.lease, envelope).fill([args, kwargs])
+                args, kwargs = ParentResults(self.runtime, run.lease, envelope).fill([args, kwargs])
             return run.task.arguments.bind(args, kwargs)
         except (CodecError, TypeError, ValueError) as error:
             raise Fail(f"the arguments cannot be used: {error}") from error
@@ -236,7 +236,7 @@ class Executor:
         Raises:
             Fail: the task does not take these arguments.
         """
-        task, layers, context = run.task, self.mill.layers, run.context
+        task, layers, context = run.task, self.runtime.layers, run.context
         if not layers:
             return functools.partial(task.function, *args, **kwargs)
         try:
@@ -294,7 +294,7 @@ class ProcessExecutor(Executor):
 
     def __init__(self, child: Child) -> None:
         setup, run_log = child.setup, child.run_log
-        super().__init__(child.mill, setup.queues)
+        super().__init__(child.runtime, setup.queues)
         self._out = child.out
         self._worker = setup.worker
         self._timeouts = child.timeouts

@@ -53,12 +53,12 @@ _PLACES = (Ref(()),)
 """Stands in the body for the first argument, which passes through no codec."""
 
 
-def run_inline(mill: Runtime, call: Call[Any], *, job_id: str = "", first: Any = ()) -> Job[Any]:
+def run_inline(runtime: Runtime, call: Call[Any], *, job_id: str = "", first: Any = ()) -> Job[Any]:
     """Run a call with the codec and the middleware of a worker; raises the call's exception.
 
     ``first`` are arguments that precede the arguments of the call and pass through no codec.
     """
-    task = mill.tasks.get(call.task)
+    task = runtime.tasks.get(call.task)
     if first:
         if task is not None:
             check_with_first(task, call, (*first, *call.args), call.kwargs)
@@ -66,14 +66,14 @@ def run_inline(mill: Runtime, call: Call[Any], *, job_id: str = "", first: Any =
         call = Call(call.task, call.args, call.kwargs, call.options)
     args = (*_PLACES[: len(first)], *call.args)
     sent = Call[Any](call.task, args, call.kwargs, call.options, call.missing)
-    envelope = mill.envelope(sent, job_id)
+    envelope = runtime.envelope(sent, job_id)
     if task is None:
-        task = make_task(mill, import_task(call.task), call.task, call.options)
-    executor = InlineExecutor(mill, call, first)
+        task = make_task(runtime, import_task(call.task), call.task, call.options)
+    executor = InlineExecutor(runtime, call, first)
     lease = Lease(0, 1, envelope.rank, 0, 0, 0.0, 0.0, 0.0, b"")
     steps = executor.execute(WaitingJob(0, envelope.rank, 0, 0, lease, envelope, task))
     if task.is_async:
-        run_awaitable(steps, mill.run_coroutine)
+        run_awaitable(steps, runtime.run_coroutine)
     else:
         run_sync(steps)
     return executor.job(envelope)
@@ -82,9 +82,9 @@ def run_inline(mill: Runtime, call: Call[Any], *, job_id: str = "", first: Any =
 class InlineExecutor(Executor):
     """Runs one call in the caller, with no timeout and no retry."""
 
-    def __init__(self, mill: Runtime, call: Call[Any], first: Sequence[Any]) -> None:
-        super().__init__(mill)
-        self.run_coroutine = mill.run_coroutine
+    def __init__(self, runtime: Runtime, call: Call[Any], first: Sequence[Any]) -> None:
+        super().__init__(runtime)
+        self.run_coroutine = runtime.run_coroutine
         self._called = call
         self._first = first
         self._value: Any = None
@@ -100,7 +100,7 @@ class InlineExecutor(Executor):
 
     def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
         """Pass the arguments through the codec, unless they are pickled."""
-        if self.mill.pickles:
+        if self.runtime.pickles:
             return [*self._first, *self._called.args], dict(self._called.kwargs)
         args, kwargs = unpack(run.envelope.body)
         return run.task.arguments.bind([*self._first, *args[len(self._first) :]], kwargs)
@@ -134,10 +134,10 @@ class InlineExecutor(Executor):
     def job(self, envelope: Envelope) -> Job[Any]:
         """Keep the job that has run, and return its handle; raises the job's exception."""
         record = self._record(envelope)
-        self.mill.inline_jobs.keep(record)
+        self.runtime.inline_jobs.keep(record)
         if self._error is not None:
             raise self._error
-        job: Job[Any] = Job(self.mill, envelope.id, Placed.CREATED)
+        job: Job[Any] = Job(self.runtime, envelope.id, Placed.CREATED)
         job.remember(record)
         return job
 
@@ -168,8 +168,8 @@ class InlineExecutor(Executor):
 class _Inline:
     """Runs one composition in the caller."""
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._values: dict[FlowNode, Any] = {}
 
     def run(self, node: Node, job_id: str, first: tuple[Any, ...] = ()) -> tuple[Any, Any]:
@@ -189,7 +189,7 @@ class _Inline:
             args = tuple(self._filled(value) for value in node.args)
             kwargs = {name: self._filled(value) for name, value in node.kwargs.items()}
             call: Call[Any] = Call(node.task, args, kwargs, node.options, node.missing)
-            job = run_inline(self._mill, call, job_id=job_id, first=first)
+            job = run_inline(self._runtime, call, job_id=job_id, first=first)
             return job, job.result()
         if isinstance(node, Chain):
             steps = []
@@ -197,7 +197,7 @@ class _Inline:
                 handle, value = self.run(step, step_id(job_id, index, len(node.steps)), first)
                 steps.append(handle)
                 first = (value,)
-            return JobChain.done(self._mill, job_id, steps), first[0]
+            return JobChain.done(self._runtime, job_id, steps), first[0]
         parts = (
             [(part.node, part) for part in node.nodes]
             if isinstance(node, Flow)
@@ -227,7 +227,7 @@ class _Inline:
         self._keep_group(job_id, len(handles) + len(errors), len(errors))
         if errors:
             raise errors[0]
-        return JobGroup(self._mill, job_id, handles), values
+        return JobGroup(self._runtime, job_id, handles), values
 
     def _keep_group(self, group_id: str, count: int, failures: int) -> None:
         """Keep the job that stands for a group."""
@@ -241,7 +241,7 @@ class _Inline:
         state, error = State.SUCCEEDED, ""
         if failures:
             state, error = State.FAILED, f"{failures} of its jobs did not succeed"
-        self._mill.inline_jobs.keep(
+        self._runtime.inline_jobs.keep(
             Record(
                 envelope=envelope,
                 state=state,
@@ -268,11 +268,11 @@ class _Inline:
                 try:
                     call = as_node(hook)
                     assert isinstance(call, Call)
-                    run_inline(self._mill, call, job_id=f"{end.id}.{HOOKS[waits]}", first=(end,))
+                    run_inline(self._runtime, call, job_id=f"{end.id}.{HOOKS[waits]}", first=(end,))
                 except Exception:  # a failed hook does not change the outcome
                     log.exception("hook %s of %s failed", hook, end.id)
 
 
-def run_composed(mill: Runtime, node: Node) -> Any:
+def run_composed(runtime: Runtime, node: Node) -> Any:
     """Run a composition; return its handle with the results, or raise the first error."""
-    return _Inline(mill).run(node, id_of(node))[0]
+    return _Inline(runtime).run(node, id_of(node))[0]

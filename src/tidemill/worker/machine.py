@@ -106,19 +106,19 @@ class _Thread:
 
     returncode = 0
 
-    def __init__(self, mill: Runtime, setup: Setup) -> None:
-        events = ProcessEvents(mill)
+    def __init__(self, runtime: Runtime, setup: Setup) -> None:
+        events = ProcessEvents(runtime)
         events.start()
         ours, theirs = _pair()
-        child = Child(mill, setup, MessageSocket(theirs, Down), events, local=True)
+        child = Child(runtime, setup, MessageSocket(theirs, Down), events, local=True)
         self._patience = setup.waits.reap
         self._thread = threading.Thread(target=child.serve, name="tidemill-local", daemon=True)
         self._thread.start()
         self.pid = os.getpid()
         self.socket: MessageSocket[Down, Up] = MessageSocket(ours, Up)
-        known = list(mill.tasks), list(mill.allow_imports), mill.declarations.own()
-        schedules = mill.code_schedules.bodies()
-        self.hello: Hello | None = Hello(mill.url, (), len(mill.tasks), "", schedules, *known)
+        known = list(runtime.tasks), list(runtime.allow_imports), runtime.declarations.own()
+        schedules = runtime.code_schedules.bodies()
+        self.hello: Hello | None = Hello(runtime.url, (), len(runtime.tasks), "", schedules, *known)
 
     def exited(self, patience: float = 0.0) -> bool:
         """Always True: there is no process."""
@@ -206,9 +206,9 @@ class ThisProcess(Machine):
 
     local = True
 
-    def __init__(self, mill: Runtime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         super().__init__()
-        self._mill = mill
+        self._runtime = runtime
 
     def start(self, setup: Setup) -> Body:
         """Start a thread.
@@ -216,7 +216,7 @@ class ThisProcess(Machine):
         Raises:
             TidemillError: a function that the app calls at the start has raised.
         """
-        return _Thread(self._mill, setup)
+        return _Thread(self._runtime, setup)
 
     def buried(self, pid: int) -> None:
         """Nothing: there is no process."""

@@ -291,8 +291,8 @@ class Waits:
     is *starvation*: the last job that begins to wait gets an error.
     """
 
-    def __init__(self, mill: Runtime, setup: Setup, board: Scoreboard) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, setup: Setup, board: Scoreboard) -> None:
+        self._runtime = runtime
         self._setup = setup
         self._board = board
         self._lock = Lock()
@@ -335,7 +335,7 @@ class Waits:
     def _starves(self, job_id: str) -> bool:
         if self._board.waiting(self._setup.share) < self._setup.slots:
             return False
-        broker = self._mill.broker
+        broker = self._runtime.broker
         record = broker.get(job_id)
         if record is None or record.state.finished:
             return False

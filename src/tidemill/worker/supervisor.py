@@ -165,12 +165,12 @@ class Supervisor:
     """One worker: an owner of leases, with its processes."""
 
     def __init__(
-        self, settings: Settings, mill: Runtime | None = None, machine: Machine | None = None
+        self, settings: Settings, runtime: Runtime | None = None, machine: Machine | None = None
     ) -> None:
-        """With ``mill`` the jobs run in threads of this process and no process is spawned."""
+        """With ``runtime`` the jobs run in threads of this process and no process is spawned."""
         self.settings = settings
-        self._mill = mill
-        self._machine = machine or (Machine() if mill is None else ThisProcess(mill))
+        self._runtime = runtime
+        self._machine = machine or (Machine() if runtime is None else ThisProcess(runtime))
         self._folder = RuntimeFolder()
         name = settings.name or f"{socket.gethostname()}:{os.getpid()}"
         self.signals = Signals()
@@ -227,13 +227,13 @@ class Supervisor:
             if self._loop is not None:
                 self._loop.free()
             self.pool.close()
-            if self._mill is None and self.broker is not None:
+            if self._runtime is None and self.broker is not None:
                 self.broker.close()
             self._folder.remove()
             self.signals.close()
 
     def _run(self) -> int:
-        broker = self._mill.broker if self._mill is not None else None
+        broker = self._runtime.broker if self._runtime is not None else None
         if broker is None:
             if self.pool.start_one() is None:
                 return UNUSABLE
@@ -242,7 +242,7 @@ class Supervisor:
             assert self.pool.hello is not None
             broker = self._machine.open_broker(self.pool.hello.url)
         self.broker = broker
-        if self._mill is None and Feature.PROCESSES not in broker.features:
+        if self._runtime is None and Feature.PROCESSES not in broker.features:
             raise FeatureMissing(
                 f"{broker.url} is inside one process, so no worker can have its jobs; give the "
                 "app another url, or run the worker in the program: with mill.worker()"
@@ -379,7 +379,7 @@ class Supervisor:
         """Kill all processes. Their verdicts are then stored, unless the store stalls."""
         self.pool.end_all()
         if not self._exit_at:
-            self._exit_at = math.inf if self._mill else clock.machine() + STALLED
+            self._exit_at = math.inf if self._runtime else clock.machine() + STALLED
 
     # -- orders and signals ---------------------------------------------------------------------
 
@@ -474,13 +474,13 @@ def install(supervisor: Supervisor) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def running_worker(mill: Runtime, settings: Settings) -> Iterator[Supervisor]:
+def running_worker(runtime: Runtime, settings: Settings) -> Iterator[Supervisor]:
     """Run a worker during a ``with`` block. The block begins when the worker serves.
 
     Raises:
         TidemillError: the worker could not serve, or a job did not end.
     """
-    supervisor = Supervisor(settings, mill)
+    supervisor = Supervisor(settings, runtime)
     outcome: list[int | BaseException] = []
     begun = threading.Event()
     announce = supervisor.announce
@@ -508,11 +508,11 @@ def running_worker(mill: Runtime, settings: Settings) -> Iterator[Supervisor]:
     begun.wait(PATIENCE)
     if outcome:
         judge(outcome)
-    mill.before_close.append(end)  # end the worker if the app is closed inside the block
+    runtime.before_close.append(end)  # end the worker if the app is closed inside the block
     try:
         yield supervisor
     finally:
-        mill.before_close.remove(end)
+        runtime.before_close.remove(end)
         end()
     judge(outcome)
 

@@ -29,25 +29,25 @@ class JobChain(Job[R]):
 
     def __init__(
         self,
-        mill: Runtime,
+        runtime: Runtime,
         job_id: str,
         steps: Sequence[Job[Any] | JobGroup[Any]],
         *,
         pending: str = "",
     ) -> None:
-        super().__init__(mill, job_id, pending=pending)
+        super().__init__(runtime, job_id, pending=pending)
         self.steps = tuple(steps)
 
     @classmethod
-    def done(cls, mill: Runtime, job_id: str, steps: Sequence[Any]) -> JobChain[R]:
+    def done(cls, runtime: Runtime, job_id: str, steps: Sequence[Any]) -> JobChain[R]:
         """The handle of a chain that has run in the caller (``sync=True``)."""
-        chain = cls(mill, job_id, steps)
+        chain = cls(runtime, job_id, steps)
         if isinstance(steps[-1], Job):
             chain.remember(steps[-1].record)
         return chain
 
     def _wait(self, timeout: Seconds | None) -> Record | None:
-        return None if self._mill.sync else super()._wait(timeout)
+        return None if self._runtime.sync else super()._wait(timeout)
 
     def _outcome(self, record: Record | None) -> R:
         """The result of the last step, or the error of the step that stopped the chain."""
@@ -62,26 +62,26 @@ class JobChain(Job[R]):
 
     def cancel(self, terminate: bool = False) -> bool:
         """Cancel all unfinished steps; False when all steps had finished."""
-        if self._mill.sync:
+        if self._runtime.sync:
             return False
         done = [step.cancel(terminate) for step in self.steps[:-1]]
-        return any([*done, bool(cancel_all(self._mill, self.id, terminate))])
+        return any([*done, bool(cancel_all(self._runtime, self.id, terminate))])
 
     def alter(self, *, priority: float | None = None, queue: str | None = None) -> bool:
         """Give the waiting steps another priority or queue; False when no step waits."""
         rank, name = check_alter(priority, queue)
-        if self._mill.sync:
+        if self._runtime.sync:
             return False
         try:
             done = [step.alter(priority=priority, queue=queue) for step in self.steps[:-1]]
-            return any([*done, bool(alter_all(self._mill, self.id, rank, name))])
+            return any([*done, bool(alter_all(self._runtime, self.id, rank, name))])
         finally:
             self._forget()
 
     def delete(self) -> bool:
         """Delete all steps and hooks."""
         try:
-            found = delete_all(self._mill, self.id)
+            found = delete_all(self._runtime, self.id)
             for step in self.steps[:-1]:
                 step.delete()
             return found

@@ -30,7 +30,7 @@ MOST_SECONDS_BETWEEN_PUTS = 60.0
 
 
 def call_or_composition(
-    mill: Runtime, call: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    runtime: Runtime, call: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Turn the arguments of ``enqueue`` into a call or a composition.
 
@@ -38,7 +38,7 @@ def call_or_composition(
         InvalidOption: the arguments give neither a call nor a composition.
     """
     if isinstance(call, str):
-        return call_by_name(mill, call, args, kwargs)
+        return call_by_name(runtime, call, args, kwargs)
     if isinstance(call, Task):
         raise InvalidOption(f"enqueue takes no task; write {call.function.__name__}.enqueue(…)")
     if not isinstance(call, (Call, Composition)):
@@ -53,7 +53,7 @@ def is_composed(node: Any) -> bool:
     return isinstance(node, Composition) or bool(node.hooks)
 
 
-def enqueue_many(mill: Runtime, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
+def enqueue_many(runtime: Runtime, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
     """Store calls in one put, and return their handles in order."""
     envelopes: list[Envelope] = []
     hooks: set[str] = set()
@@ -62,38 +62,38 @@ def enqueue_many(mill: Runtime, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
         if not isinstance(call, Call):
             raise InvalidOption(f"enqueue_many takes task.call(…), not {call!r}")
         if call.hooks:
-            jobs = _with_hooks(mill, call)
+            jobs = _with_hooks(runtime, call)
             envelopes += jobs
             hooks.update(job.id for job in jobs[:-1])
         else:
-            envelopes.append(mill.envelope(call))
+            envelopes.append(runtime.envelope(call))
         txns.add(call.options.txn)
     if len(txns) > 1:
         raise InvalidOption("txn must be the same for all calls of one enqueue_many")
-    handles = mill.put(envelopes, txns.pop()) if envelopes else []
+    handles = runtime.put(envelopes, txns.pop()) if envelopes else []
     return [handle for handle in handles if handle.id not in hooks] if hooks else handles
 
 
-def _with_hooks(mill: Runtime, call: Call[Any]) -> list[Envelope]:
+def _with_hooks(runtime: Runtime, call: Call[Any]) -> list[Envelope]:
     """The jobs of the hooks of a call, and then the job of the call itself."""
-    mill.features.need(Feature.FLOWS, "a hook")
-    return Plan(mill, call, id_of(call)).jobs()
+    runtime.features.need(Feature.FLOWS, "a hook")
+    return Plan(runtime, call, id_of(call)).jobs()
 
 
-def enqueue_composed(mill: Runtime, node: Node) -> Any:
+def enqueue_composed(runtime: Runtime, node: Node) -> Any:
     """Store the jobs of a composition, or of a call with hooks, and return the handle."""
-    mill.features.need(Feature.FLOWS, "a chain, a group, a flow or a hook")
+    runtime.features.need(Feature.FLOWS, "a chain, a group, a flow or a hook")
     job_id, txn = id_of(node), txn_of(node)
     pending = UNCOMMITTED if txn is not None else ""
-    plan = Plan(mill, node, job_id)
+    plan = Plan(runtime, node, job_id)
     if is_importing():
         pending = leave_out(next(plan.pieces()).envelopes)
-        return _handle_of(mill, node, job_id, pending)
-    handle = _handle_of(mill, node, job_id, pending)
-    if txn is not None or mill.batch_for() is not None:
-        mill.put(plan.jobs(), txn)
+        return _handle_of(runtime, node, job_id, pending)
+    handle = _handle_of(runtime, node, job_id, pending)
+    if txn is not None or runtime.batch_for() is not None:
+        runtime.put(plan.jobs(), txn)
     else:
-        _put_in_pieces(mill, plan)
+        _put_in_pieces(runtime, plan)
     return handle
 
 
@@ -107,31 +107,31 @@ def txn_of(node: Any) -> Any:
     return node.options.txn if isinstance(node, Call) else node.txn
 
 
-def _handle_of(mill: Runtime, node: Node, job_id: str, pending: str) -> Any:
+def _handle_of(runtime: Runtime, node: Node, job_id: str, pending: str) -> Any:
     if isinstance(node, Call):
-        return Job(mill, job_id, pending=pending)
+        return Job(runtime, job_id, pending=pending)
     if isinstance(node, Chain):
         count = len(node.steps)
         steps = [
-            _handle_of(mill, step, step_id(job_id, index, count), pending)
+            _handle_of(runtime, step, step_id(job_id, index, count), pending)
             for index, step in enumerate(node.steps)
         ]
-        return JobChain(mill, job_id, steps, pending=pending)
+        return JobChain(runtime, job_id, steps, pending=pending)
     size = len(node.nodes) if isinstance(node, Flow) else node.members.count()
-    return JobGroup(mill, job_id, size=size, pending=pending)
+    return JobGroup(runtime, job_id, size=size, pending=pending)
 
 
 # -- groups in pieces ----------------------------------------------------------------------------
 
 
-def _put_in_pieces(mill: Runtime, plan: Plan) -> None:
+def _put_in_pieces(runtime: Runtime, plan: Plan) -> None:
     """Put a plan. A group of more than ``JOBS_PER_PUT`` jobs takes several puts.
 
     The group is held until its last piece is stored: a held group does not end. A producer that
     raises cancels the members that it has put. A producer that dies between two pieces leaves a
     held group, which somebody must cancel.
     """
-    pieces = _Pieces(mill)
+    pieces = _Pieces(runtime)
     try:
         for piece in plan.pieces():
             pieces.add(piece)
@@ -140,7 +140,7 @@ def _put_in_pieces(mill: Runtime, plan: Plan) -> None:
         pieces.put()
     except BaseException:
         for group_id in sorted(pieces.held):
-            cancel_incomplete(mill, group_id)
+            cancel_incomplete(runtime, group_id)
         raise
 
 
@@ -151,8 +151,8 @@ class _Pieces:
         held: ids of stored groups that are held, because not all members are stored.
     """
 
-    def __init__(self, mill: Runtime) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._jobs: list[Envelope] = []
         self._opened: set[str] = set()
         self._closed: set[str] = set()
@@ -177,7 +177,7 @@ class _Pieces:
             return
         self._last_put = time.monotonic()
         incomplete, complete = self._opened - self._closed, self.held & self._closed
-        self._mill.broker.put(self._jobs, hold=incomplete, let_go=complete)
+        self._runtime.broker.put(self._jobs, hold=incomplete, let_go=complete)
         self.held.update(self._opened)
         self.held.difference_update(self._closed)
         self._jobs.clear()
@@ -185,8 +185,8 @@ class _Pieces:
         self._closed.clear()
 
 
-def cancel_incomplete(mill: Runtime, group_id: str) -> None:
+def cancel_incomplete(runtime: Runtime, group_id: str) -> None:
     """Cancel the stored members of a group that gets no more members, and then the group."""
-    for records in pages_of_parts(mill, group_id):
-        mill.broker.cancel([r.envelope.id for r in records if not r.state.finished])
-    mill.broker.cancel([group_id])
+    for records in pages_of_parts(runtime, group_id):
+        runtime.broker.cancel([r.envelope.id for r in records if not r.state.finished])
+    runtime.broker.cancel([group_id])

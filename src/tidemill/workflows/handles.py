@@ -44,19 +44,19 @@ class JobGroup(Generic[R]):
         id: the group's id. The ids of the members begin with it.
     """
 
-    __slots__ = ("_done", "_mill", "_size", "_whole", "id")
+    __slots__ = ("_done", "_runtime", "_size", "_whole", "id")
 
     def __init__(
         self,
-        mill: Runtime,
+        runtime: Runtime,
         group_id: str,
         done: Sequence[Job[Any] | JobGroup[Any]] | None = None,
         size: int | None = None,
         *,
         pending: str = "",
     ) -> None:
-        self._mill = mill
-        self._whole: Job[Any] = Job(mill, group_id, pending=pending)
+        self._runtime = runtime
+        self._whole: Job[Any] = Job(runtime, group_id, pending=pending)
         self._size = size  # the number of members; None when the caller does not know it
         self._done = done  # the handles of members that have run in the caller
         self.id = group_id
@@ -89,7 +89,7 @@ class JobGroup(Generic[R]):
         if self._done is not None:
             return len(self._done), len(self._done)
         record = self.refresh()
-        count = size_of(self._mill.job_store, record)
+        count = size_of(self._runtime.job_store, record)
         if count is None:
             raise TidemillError(f"members of group {self.id} are still being put")
         return max(0, count - record.pending), count
@@ -126,15 +126,15 @@ class JobGroup(Generic[R]):
             return self._done[index]  # type: ignore[return-value]
         if index < 0:
             index += len(self)
-        return Job(self._mill, member_id(self.id, index), pending=self._whole._pending)
+        return Job(self._runtime, member_id(self.id, index), pending=self._whole._pending)
 
     def _records(self) -> Iterator[tuple[str, Record | None]]:
-        return members_of(self._mill.job_store, self.id, len(self))
+        return members_of(self._runtime.job_store, self.id, len(self))
 
     def _member(self, job_id: str, record: Record | None) -> Job[Any] | JobGroup[Any]:
         if record is not None and record.envelope.task == GROUP:
-            return JobGroup(self._mill, job_id)
-        job: Job[Any] = Job(self._mill, job_id)
+            return JobGroup(self._runtime, job_id)
+        job: Job[Any] = Job(self._runtime, job_id)
         if record is not None and record.state.finished:
             job.remember(record)
         return job
@@ -152,7 +152,7 @@ class JobGroup(Generic[R]):
         """
         if self._done is not None:
             return State.SUCCEEDED
-        if progress and not self._mill.in_batch():
+        if progress and not self._runtime.in_batch():
             return self._watch(timeout)
         try:
             return self._whole.wait(timeout)
@@ -164,7 +164,7 @@ class JobGroup(Generic[R]):
             ended, count = self.progress
             left = (r for _, r in self._records() if r is not None and not r.state.finished)
             member = next((record for record in left if record.envelope.task != GROUP), None)
-            why = no_worker(self._mill, member) if member is not None else ""
+            why = no_worker(self._runtime, member) if member is not None else ""
             text = f"{ended} of {count} members of {self!r} have ended"
             return ResultTimeout(f"{text}: {why or error}")
         return error
@@ -183,7 +183,7 @@ class JobGroup(Generic[R]):
     def _redraw(self, bar: Bar) -> None:
         with contextlib.suppress(TidemillError):
             record = self.refresh()
-            count = size_of(self._mill.job_store, record)
+            count = size_of(self._runtime.job_store, record)
             bar.move(max(0, (count or 0) - record.pending), record.failures, count)
 
     def result(
@@ -246,7 +246,7 @@ class JobGroup(Generic[R]):
                     # ``_member`` may also return a JobGroup, which the annotation hides.
                     yield job_id, self._member  # type: ignore[misc]
 
-        return Completed(self._mill, members, count, timeout, progress)
+        return Completed(self._runtime, members, count, timeout, progress)
 
     def __iter__(self) -> Iterator[Job[R]]:
         return iter(self.as_completed())
@@ -263,7 +263,7 @@ class JobGroup(Generic[R]):
         if self._done is not None:
             return 0
         self.refresh()
-        return cancel_group(self._mill, self.id, terminate)
+        return cancel_group(self._runtime, self.id, terminate)
 
     def retry(self) -> int:
         """Run again the jobs that failed, and return their number.
@@ -273,16 +273,16 @@ class JobGroup(Generic[R]):
         Raises:
             RetryRefused: a job prevents the retry; the text names it.
         """
-        return 0 if self._done is not None else retry_all(self._mill, self.id)
+        return 0 if self._done is not None else retry_all(self._runtime, self.id)
 
     def alter(self, *, priority: float | None = None, queue: str | None = None) -> int:
         """Give the members that wait another priority or queue, and return their number."""
         rank, queue = check_alter(priority, queue)
-        return 0 if self._done is not None else alter_all(self._mill, self.id, rank, queue)
+        return 0 if self._done is not None else alter_all(self._runtime, self.id, rank, queue)
 
     def delete(self) -> bool:
         """Delete the group, its members and its hooks in any state; False if there are none."""
-        return delete_all(self._mill, self.id)
+        return delete_all(self._runtime, self.id)
 
     # -- the same for asyncio -------------------------------------------------------------------
 
@@ -297,11 +297,11 @@ class JobGroup(Generic[R]):
             while bar.shown and not ended and (left := until - time.monotonic()) > 0:
                 with contextlib.suppress(ResultTimeout):
                     ended = (await self._whole.await_end(min(REDRAW, left))).finished
-                await self._mill.threaded(self._redraw, bar)
+                await self._runtime.threaded(self._redraw, bar)
         try:
             return await self._whole.await_end(max(0.0, until - time.monotonic()))
         except ResultTimeout as error:
-            raise await self._mill.threaded(self._late, error) from None
+            raise await self._runtime.threaded(self._late, error) from None
 
     async def aresult(
         self,
@@ -312,13 +312,13 @@ class JobGroup(Generic[R]):
     ) -> list[R]:
         """As ``result``."""
         await self.await_end(timeout, progress=progress)
-        return await self._mill.threaded(self._results, return_exceptions)
+        return await self._runtime.threaded(self._results, return_exceptions)
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aresult().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Job[R]]:
-        completed = await self._mill.threaded(self.as_completed)
+        completed = await self._runtime.threaded(self.as_completed)
         async for member in completed:
             yield member
 
@@ -326,7 +326,7 @@ class JobGroup(Generic[R]):
 
     async def aprogress(self) -> tuple[int, int]:
         """As ``progress``."""
-        return await self._mill.threaded(lambda: self.progress)
+        return await self._runtime.threaded(lambda: self.progress)
 
     acancel = in_thread(cancel)
     aretry = in_thread(retry)
@@ -378,14 +378,14 @@ def as_completed(
     for handle in handles:
         if not isinstance(handle, (Job, JobGroup)):
             raise InvalidOption(f"as_completed takes handles of jobs, not {handle!r}")
-        if handle._mill is not handles[0]._mill:
+        if handle._runtime is not handles[0]._runtime:
             raise InvalidOption("as_completed takes the jobs of one app at a time")
-    mill = handles[0]._mill if handles else None
+    runtime = handles[0]._runtime if handles else None
 
     def waited() -> Iterator[Waited[Any]]:
         return ((handle.id, functools.partial(_as_read, handle)) for handle in handles)
 
-    return Completed(mill, waited, len(handles), timeout, progress)
+    return Completed(runtime, waited, len(handles), timeout, progress)
 
 
 def _as_read(handle: Any, _: str, record: Record | None) -> Any:

@@ -33,8 +33,8 @@ class ParentResults:
         Skip: a hook for failures has nothing to tell: its parents succeeded after a retry.
     """
 
-    def __init__(self, mill: Runtime, lease: Lease, envelope: Envelope) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, lease: Lease, envelope: Envelope) -> None:
+        self._runtime = runtime
         self._ends: Mapping[str, Input] = {end.id: end for end in lease.inputs}
         waits = envelope.links.waits if envelope.links is not None else ""
         self._lenient = waits in (RunOn.ANY, RunOn.FAILURE)
@@ -66,11 +66,13 @@ class ParentResults:
         if ref.group:
             return self._group_results(job_id, lenient=self._lenient)
         end = self._ends.get(job_id, Input(job_id))
-        return result_of(end, lenient=self._lenient, keys=self._mill.keys)
+        return result_of(end, lenient=self._lenient, keys=self._runtime.keys)
 
     def _group_results(self, group_id: str, *, lenient: bool) -> list[Any]:
         try:
-            return group_results(self._mill.broker, group_id, lenient=lenient, keys=self._mill.keys)
+            return group_results(
+                self._runtime.broker, group_id, lenient=lenient, keys=self._runtime.keys
+            )
         except JobPruned as error:
             raise Fail(str(error)) from error
 
@@ -93,6 +95,6 @@ class ParentResults:
         if ref.group:
             load = functools.partial(self._group_results, last.id, lenient=True)
         elif last.state == State.SUCCEEDED:
-            result = result_of(last, lenient=True, keys=self._mill.keys)
+            result = result_of(last, lenient=True, keys=self._runtime.keys)
         failed_id = failed.id if failed else ""
         return Ended(last.id, state, result=result, error=error, failed=failed_id, load=load)

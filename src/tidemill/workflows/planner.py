@@ -74,8 +74,8 @@ def step_id(chain_id: str, index: int, count: int) -> str:
 class Plan:
     """The jobs of one composition."""
 
-    def __init__(self, mill: Runtime, node: Node, job_id: str) -> None:
-        self._mill = mill
+    def __init__(self, runtime: Runtime, node: Node, job_id: str) -> None:
+        self._runtime = runtime
         self._node = node
         self._id = job_id
         self._open: list[tuple[str, Iterable[Node], int | None]] = []
@@ -192,14 +192,14 @@ class Plan:
         kwargs = {name: self._referring(value, inputs) for name, value in call.kwargs.items()}
         if before.first is not None:
             args.insert(0, before.first)
-            task = self._mill.tasks.get(call.task)
+            task = self._runtime.tasks.get(call.task)
             if task is not None:
                 check_with_first(task, call, args, kwargs)
             call = Call(call.task, tuple(args), kwargs, call.options)
         else:
             call = Call(call.task, tuple(args), kwargs, call.options, call.missing)
         links = Links(next, before.waits, tuple(dict.fromkeys(inputs)))
-        return self._mill.envelope(call, job_id, links)
+        return self._runtime.envelope(call, job_id, links)
 
     def _referring(self, value: Any, inputs: list[str]) -> Any:
         """An argument with a reference in the place of each flow node."""
@@ -233,7 +233,7 @@ class Plan:
         if count is not None:
             envelope.headers, envelope.text = {MEMBER_COUNT: str(count)}, f"{count} members"
             envelope.body = pack([[], {MEMBER_COUNT: count}])  # the signature covers the body
-        return self._mill.seal(envelope)
+        return self._runtime.seal(envelope)
 
     def _count_job(self, group_id: str, count: int) -> Envelope:
         """An extra member of a group, which holds the number of members and ends at once."""
