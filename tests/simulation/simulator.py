@@ -306,6 +306,15 @@ class Worker:
         """The machine starts no process for some seconds."""
         self._machine.cannot_start_until = self._time.machine + seconds
 
+    def break_main_thread(self) -> None:
+        """Have the main thread of the supervisor meet an error of its own."""
+
+        def fail(reap_own: Callable[[int], bool]) -> None:
+            raise RuntimeError("the main thread is broken")
+
+        self._machine.reap = fail  # type: ignore[method-assign]
+        self.signal(signal.SIGCHLD)
+
     # -- what is seen of it ---------------------------------------------------------------------
 
     @property

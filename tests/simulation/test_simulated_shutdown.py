@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 
+import pytest
 from simulator import FOREVER, Simulation, simulation
 
 from tidemill import Retries, State
@@ -304,7 +307,7 @@ def test_the_last_verdicts_are_offered_until_a_full_store_takes_them(sim: Simula
 
 
 def test_a_store_that_stays_full_loses_outcomes_and_the_worker_says_so(sim: Simulation) -> None:
-    # laws 2, 16
+    # laws 2, 6, 16
     job = sim.task("quick", seconds=2.0, retries=Retries(3, delay=0)).enqueue()
     worker = sim.worker()
     sim.store.be_full(100.0)
@@ -314,6 +317,50 @@ def test_a_store_that_stays_full_loses_outcomes_and_the_worker_says_so(sim: Simu
     sim.run_for(100.0)
     sim.worker()
     sim.until_succeeded(job)
+    assert job.refresh().attempt == 2  # it was on the scoreboard
+
+
+def test_a_store_that_stays_away_counts_an_attempt_of_the_jobs_that_ended(sim: Simulation) -> None:
+    # laws 2, 6
+    job = sim.task("quick", seconds=2.0, retries=Retries(3, delay=0)).enqueue()
+    worker = sim.worker()
+    sim.store.be_away(100.0)
+    worker.signal(signal.SIGTERM)
+    assert worker.until_ended() == 1
+    sim.run_for(100.0)
+    sim.worker()
+    sim.until_succeeded(job)
+    assert job.refresh().attempt == 2  # it was on the scoreboard
+
+
+def test_an_error_of_the_main_thread_leaves_the_last_step_to_the_loop(sim: Simulation) -> None:
+    # laws 2, 6
+    ended = sim.task("quick", seconds=5.0).enqueue()
+    job = sim.task("long", seconds=50.0).enqueue()
+    worker = sim.worker(concurrency=2)
+    sim.until(lambda: sim.runs(ended) and sim.runs(job))
+    sim.store.be_away(8.0)
+    sim.run_for(6.0)
+    worker.break_main_thread()
+    with pytest.raises(RuntimeError, match="the main thread is broken"):
+        worker.until_ended()
+    assert ended.refresh().state is State.SUCCEEDED
+    assert (job.refresh().state, job.refresh().attempt) == (State.READY, 0)
+    assert worker.processes == []
+
+
+def test_stacks_that_cannot_be_printed_cost_a_log_line(
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # case T11
+    job = sim.task("long", seconds=20.0).enqueue()
+    worker = sim.worker()
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    worker.signal(signal.SIGUSR1)
+    sim.until_succeeded(job)
+    assert sim.said("the stacks of this worker cannot be printed") == 1
 
 
 def test_processes_that_end_slowly_have_the_shutdown_timeout(sim: Simulation) -> None:

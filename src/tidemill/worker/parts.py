@@ -226,9 +226,13 @@ class Reports(Part):
 
     def print_stacks(self) -> None:
         """Print the stacks. The main thread does this, so a stalled store does not delay it."""
-        for answer in self._close(PRINTED).answers:
-            sys.stderr.write(f"--- stacks of worker process {answer.pid}\n{answer.stacks}\n")
-        sys.stderr.flush()
+        answers = self._close(PRINTED).answers
+        try:
+            for answer in answers:
+                sys.stderr.write(f"--- stacks of worker process {answer.pid}\n{answer.stacks}\n")
+            sys.stderr.flush()
+        except (AttributeError, OSError, ValueError) as error:  # stderr is None, broken or closed
+            log.warning("the stacks of this worker cannot be printed on stderr: %s", error)
 
     def look(self, broker: Store) -> None:
         """Store the reports that are complete."""

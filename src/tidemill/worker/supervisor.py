@@ -199,6 +199,7 @@ class Supervisor:
         self._loop: WorkerLoop | None = None
         self._error: BaseException | None = None  # what has ended the thread of the loop
         self._served = False  # True when this thread has ended
+        self._broken = False  # True when an error has ended the main thread
         self._look_at = 0.0  # machine time of the next look at the processes
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
@@ -253,12 +254,19 @@ class Supervisor:
         self.pool.replace()
         loop = self._loop = WorkerLoop(self, broker, self._machine)
         self._machine.start_thread(lambda: self._serve(loop, broker))
-        while not self._served:
-            self._watch(loop)
+        try:
+            while not self._served:
+                self._watch(loop)
+        except BaseException as error:
+            self._end_loop(loop)
+            self._error = error
         if self._error is not None:
             raise self._error
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
+        if self.pool.verdicts and self._mill is None:
+            # The owner stays listed and the scoreboard stays, so that the ended jobs use an attempt.
+            self._machine.exit(INTERRUPTED)
         if self._outgrown:
             return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
@@ -284,9 +292,26 @@ class Supervisor:
             self._served = True
             self.signals.ring()
 
+    def _end_loop(self, loop: WorkerLoop) -> None:
+        """After an error of this thread, have the loop kill all processes and make its last step.
+
+        A store that does not answer has the same time as at the end of a healthy worker.
+        """
+        self._broken = True
+        loop.wake()
+        until = clock.machine() + STALLED
+        while not self._served and clock.machine() < until:
+            self._machine.poll([self.signals.fileno()], until - clock.machine())
+            self.signals.take()
+
     @property
     def over(self) -> bool:
-        """True when the worker has been told to stop, and all its processes are gone."""
+        """True when the worker has been told to stop, and all its processes are gone.
+
+        True also when the main thread has failed.
+        """
+        if self._broken:
+            return True
         if not self._stopping:
             return False
         with self.pool.lock:

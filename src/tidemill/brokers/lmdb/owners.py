@@ -24,7 +24,7 @@ from tidemill.brokers.shared.waits import Parked, Until
 from tidemill.core.files import Folder
 from tidemill.core.job import Owner
 from tidemill.core.scoreboard import sweep_scoreboards
-from tidemill.errors import BrokerUnavailable
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 
 class LocalOwner(shared.AttachedOwner):
@@ -176,7 +176,7 @@ class Owners(shared.Owners[LocalOwner]):
 
     def _drop(self, attached: LocalOwner) -> None:
         super()._drop(attached)
-        with contextlib.suppress(BrokerUnavailable):
+        with contextlib.suppress(BrokerUnavailable, StoreFull):
             self._give_up([attached])
 
     def leave(self) -> None:
@@ -184,14 +184,14 @@ class Owners(shared.Owners[LocalOwner]):
 
         If the list cannot be written, other owners notice that these owners are gone.
         """
-        with contextlib.suppress(BrokerUnavailable):
+        with contextlib.suppress(BrokerUnavailable, StoreFull):
             for attached in list(self._by_id.values()):
                 if not attached.owner.lease:
                     self.detach(attached.owner.id)
         left = list(self._by_id.values())
         for attached in left:
             super()._drop(attached)
-        with contextlib.suppress(BrokerUnavailable):
+        with contextlib.suppress(BrokerUnavailable, StoreFull):
             self._give_up(left)
 
     def _give_up(self, local_owners: Collection[LocalOwner]) -> None:

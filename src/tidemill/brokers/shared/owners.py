@@ -43,7 +43,7 @@ from tidemill.core.files import Folder, private_folder
 from tidemill.core.job import Owner, Record
 from tidemill.core.locks import Lock, LongLock
 from tidemill.core.scoreboard import read_scoreboard, remove_scoreboard
-from tidemill.errors import BrokerUnavailable, StoreGone, StoreMoved, TidemillError
+from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, StoreMoved, TidemillError
 
 _LOG = logging.getLogger("tidemill.owners")
 
@@ -328,13 +328,13 @@ class Owners(abc.ABC, Generic[A]):
     def leave(self) -> None:
         """Take local owners off the list when the broker closes; remote owners stay listed.
 
-        If the store is away, other processes notice that the local owners are gone.
+        If the store is away or full, other processes notice that the local owners are gone.
         """
         try:
             for attached in list(self._by_id.values()):
                 if not attached.owner.lease:
                     self.detach(attached.owner.id, brisk=True)
-        except (BrokerUnavailable, StoreMoved):
+        except (BrokerUnavailable, StoreFull, StoreMoved):
             pass
         for attached in list(self._by_id.values()):
             self._drop(attached)

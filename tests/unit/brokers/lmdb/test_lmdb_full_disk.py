@@ -18,7 +18,7 @@ from tidemill.brokers.lmdb.engine.environment import translated
 from tidemill.brokers.lmdb.engine.transactions import Reading
 from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Owner, Verdict
-from tidemill.errors import BrokerUnavailable, StoreFull
+from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
 
 
 def test_running_jobs_are_settled_while_another_program_takes_every_byte(small_disk: Path) -> None:
@@ -150,3 +150,19 @@ def test_a_purge_of_a_store_without_room_deletes_what_it_cannot_keep(small_disk:
         orders.put_many([1, 2, 3])
         assert orders.purge() == 3
         assert orders.restore().jobs == 3
+
+
+def test_a_broker_closes_when_its_owner_cannot_leave_a_full_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = open_broker(f"lmdb://{tmp_path}/store?durability=relaxed")
+    assert isinstance(broker, LmdbBroker)
+    broker.attach(Owner(id="o", name="w"))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise StoreFull("the store has no room")
+
+    monkeypatch.setattr(broker._owners, "_commit", refuse)
+    broker.close()
+    with pytest.raises(TidemillError, match="closed"):
+        broker.owners()
