@@ -181,8 +181,9 @@ class Dispatcher(OwnerLoop):
 
     def hand_out(self, step: Step, reply: Reply) -> float:
         """Give clients their jobs and answers."""
+        is_early, self._commit = self._commit is not None, None  # the commit is durable
         answers = self._answers(reply)
-        served = self._hand_out_reply(reply, step.want)
+        served = self._hand_out_reply(reply, step.want, is_early)
         # ``expect`` comes before the answers: a quick client's next request must not count twice.
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
         self._call_loop(_deliver, answers)
@@ -285,10 +286,9 @@ class Dispatcher(OwnerLoop):
         self._call_loop(_deliver, [(it.answer, False) for it in verdicts if it.is_void])
         return [it for it in verdicts if not it.is_void]
 
-    def _hand_out_reply(self, reply: Reply, want: Want | None) -> list[Waiter]:
+    def _hand_out_reply(self, reply: Reply, want: Want | None, is_early: bool) -> list[Waiter]:
         """Hand out jobs that were not handed out early; return all clients to answer."""
-        early = self._commit is not None
-        leases = [it for it in reply.leases if not early or it.token in self._withheld]
+        leases = [it for it in reply.leases if not is_early or it.token in self._withheld]
         served = self._hand_out(leases, None, self._verdicts)
         if want is not None and len(reply.leases) < want.count:
             self._marked = frozenset(want.queues) if want.sleep else frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -125,6 +126,32 @@ async def test_clients_reserve_and_settle_in_one_commit(mill: Tidemill, broker: 
         assert not failed
         (row,) = mill.queues()
         assert (row.ready, row.running) == (15, 0)
+
+
+@in_loop
+async def test_an_error_after_the_commit_takes_back_no_job(
+    mill: Tidemill, broker: LmdbBroker
+) -> None:
+    """The commit is durable: the clients keep their jobs, and their verdicts count."""
+    store: Any = Faulty(broker)
+    sleeps = threading.Semaphore(0)
+    async with opened(store) as (shared_owner, failed):
+        await mill.queue("a").aput("x")
+
+        def wait(*args: Any) -> Any:
+            store.wait = rest
+            raise BrokerUnavailable("the store is away for a moment")
+
+        def rest(*args: Any) -> Any:  # the error has been handled
+            sleeps.release()
+            return broker.wait(*args)
+
+        store.wait = wait
+        [job] = await shared_owner.reserve(["a"], 1, 30)
+        assert await asyncio.to_thread(sleeps.acquire, timeout=30)
+        assert job.commit is not None
+        assert await shared_owner.settle(done(job), job.commit)
+        assert not failed
 
 
 @pytest.mark.parametrize("again", [False, True])
