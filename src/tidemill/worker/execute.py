@@ -168,9 +168,13 @@ class Executor:
             except BaseException as error:
                 self.end_forked_child()
                 self.restore()
+                if not self.finish(run):
+                    return
                 verdict = self.failure(run, error)  # logs the error, in the scope of this run
             else:
                 self.restore()
+                if not self.finish(run):
+                    return
                 verdict = self.success(run, value)
             if self.runtime.keys and hands_on(run.envelope):
                 sign_handed_on(verdict, run.envelope.id, self.runtime.keys)
@@ -277,6 +281,10 @@ class Executor:
     def restore(self) -> None:
         """Put back the signal handlers that the task has changed."""
 
+    def finish(self, run: Run) -> bool:
+        """End the timeout of the run; False when its job was settled as a stuck job."""
+        return True
+
     success = staticmethod(verdicts.success)
     """The verdict on a task that returned a value."""
 
@@ -351,6 +359,13 @@ class ProcessExecutor(Executor):
 
     end_forked_child = staticmethod(end_if_child)
 
+    def finish(self, run: Run) -> bool:
+        """End the timeout of the run; False when its job was settled as a stuck job."""
+        if self._timeouts.finished(run):
+            return True
+        self._rows.append(run.row)
+        return False
+
     def failure(self, run: Run, error: BaseException) -> Verdict:
         """The verdict on a task that raised an error, was interrupted, or could not be called."""
         if run.asyncio_task is not None:
@@ -358,11 +373,10 @@ class ProcessExecutor(Executor):
         return verdicts.failure(run, error)
 
     def report(self, run: Run, verdict: Verdict) -> None:
-        """Clear the timeout and send the verdict, unless the job was given up as stuck."""
-        if self._timeouts.finished(run):
-            self._out.conclude(verdict, run.lease, run.envelope)
-            if self._run_log is not None:
-                self._run_log.ended(run, verdict)
+        """Send the verdict."""
+        self._out.conclude(verdict, run.lease, run.envelope)
+        if self._run_log is not None:
+            self._run_log.ended(run, verdict)
         self._rows.append(run.row)
 
     @staticmethod

@@ -265,7 +265,7 @@ class Supervisor:
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         if self.pool.verdicts and self._mill is None:
-            # The owner stays listed and the scoreboard stays, so that the ended jobs use an attempt.
+            # Owner and scoreboard stay, so that the ended jobs use an attempt.
             self._machine.exit(INTERRUPTED)
         if self._outgrown:
             return UNREACHABLE

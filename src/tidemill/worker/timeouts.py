@@ -25,6 +25,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from signal import pthread_kill
 from threading import Lock
@@ -132,7 +133,10 @@ class Timeouts:
 
     def finished(self, run: Run) -> bool:
         """Forget a run that has ended; False when its job was already settled as a stuck job."""
-        self.running.pop(run.token, None)
+        if self.running.pop(run.token, None) is not None:
+            return True
+        while run.asyncio_task is not None and run.interrupted is None:
+            time.sleep(0)  # the timekeeper was first, and is about to mark the run
         return run.interrupted is None or self._interrupted.pop(run.token, None) is not None
 
     # -- commands ---------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ class Timeouts:
             self._send(run)
         stuck = []
         for run in list(self._interrupted.values()):
-            if run.interrupted is WorkerStopping:
+            if run.interrupted in (None, WorkerStopping):
                 continue  # not stuck: the job may clean up until the process is killed
             if now - run.asked >= self.patience:
                 if self._interrupted.pop(run.token, None) is not None:
@@ -200,9 +204,9 @@ class Timeouts:
         return math.inf if run.wanted is WorkerStopping else self.patience
 
     def _mark(self, run: Run) -> Interrupt:
-        kind = run.interrupted = run.wanted or JobTimeout
         run.nudged = run.nudged or run.asked
         self._interrupted[run.token] = run
+        kind = run.interrupted = run.wanted or JobTimeout  # comes last: ``finished`` waits for it
         return kind
 
     def _interrupt(self, run: Run, now: float) -> None:
