@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from simulator import FOREVER, Simulation
 
 from tidemill import State
@@ -132,3 +134,14 @@ def test_term_after_quiet_has_the_shutdown_timeout(sim: Simulation) -> None:
     assert worker.until_ended() == 1
     assert sim.now - told <= 7.0
     assert job.refresh().state is State.READY
+
+
+def test_a_move_ends_no_running_job_of_a_busy_worker(sim: Simulation) -> None:
+    job = sim.task("long", seconds=50.0).enqueue()
+    worker = sim.worker(concurrency=1)
+    sim.until(lambda: sim.runs(job))
+    sim.mill.broker.depart("memory://elsewhere")
+    sim.task("new")
+    worker.signal(signal.SIGHUP)  # the new code declares a task, which the store refuses
+    assert worker.until_ended() == 0
+    assert job.refresh().state is State.SUCCEEDED

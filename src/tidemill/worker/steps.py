@@ -22,8 +22,8 @@ from tidemill.brokers.generic.owner_loop import UNTAKEN, OwnerLoop
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
 from tidemill.core.envelope import RESULT_NOT_KEPT
-from tidemill.core.job import Lease, Note, Outcome, Verdict
-from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, TidemillError
+from tidemill.core.job import Command, Lease, Note, Outcome, Verdict
+from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, StoreMoved
 from tidemill.worker.child_protocol import Hello, latest_notes
 from tidemill.worker.machine import Machine
 from tidemill.worker.process import unstarted
@@ -93,6 +93,9 @@ class WorkerLoop(OwnerLoop):
         except (BrokerUnavailable, OSError) as error:
             self._say(error)
             self._paused = now + self._settings.waits.retry
+        # A worker without a free slot asks for no job, so no step brings this command.
+        except StoreMoved:
+            self._supervisor.hand_out(Reply(commands=[Command("quiet")]))
 
     def _want(self, takes: bool) -> Want:
         """The want of the next step."""
@@ -333,7 +336,7 @@ class RefusedVerdicts:
         failure = Verdict(verdict.token, Outcome.FAIL, error=reason)
         try:
             self._exchange(broker, [failure], done)
-        except (TidemillError, OSError):
+        except Exception:  # the next step offers the verdict again
             done.put_off([verdict])
 
     def _exchange(self, broker: Broker, verdicts: Sequence[Verdict], done: Settled) -> None:
@@ -377,6 +380,7 @@ class HeldLeases:
 
     def held(self) -> list[int] | None:
         """For ``Step.held``: the tokens of all leases, if the store may have lost steps."""
+        self._drop_old()
         return list(self._open) if self._behind else None
 
     def answered(self, step: Step, reply: Reply) -> list[Verdict]:
@@ -394,15 +398,17 @@ class HeldLeases:
         if not verdicts:
             return
         self._open.difference_update([one.token for one in verdicts if not one.hold])
-        now = clock.machine()
         size = sum([len(one.result) for one in verdicts])
-        self._taken.append((now, size, verdicts))
+        self._taken.append((clock.machine(), size, verdicts))
         self._count += len(verdicts)
         self._bytes += size
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Drop old verdicts, and the oldest when there are too many."""
+        oldest = clock.machine() - KEPT_FOR
         while self._taken and (
-            self._count > KEPT_MOST
-            or self._bytes > KEPT_BYTES
-            or self._taken[0][0] < now - KEPT_FOR
+            self._count > KEPT_MOST or self._bytes > KEPT_BYTES or self._taken[0][0] < oldest
         ):
             _, size, old = self._taken.popleft()
             self._count -= len(old)

@@ -71,3 +71,12 @@ def test_memory_of_verdicts_is_bounded(bound: str, monkeypatch: pytest.MonkeyPat
     clock.advance(101 if bound == "KEPT_FOR" else 0)
     leases_held.settled([success(2, b"x" * 100)])
     assert strays(leases_held, 1, 2) == [(2, Outcome.SUCCESS), (1, Outcome.RELEASE)]
+
+
+def test_an_idle_worker_drops_old_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = MovedClock(monkeypatch, speed=0.0)
+    leases_held = HeldLeases()
+    leases_held.settled([success(1, b"x" * 100)])
+    clock.advance(steps.KEPT_FOR + 1)
+    leases_held.held()
+    assert leases_held._bytes == 0

@@ -78,3 +78,20 @@ def test_a_verdict_without_room_holds_up_no_other_verdict_of_a_refused_step() ->
     done = RefusedVerdicts("o").settle(store, verdicts, [], ValueError("poison"))
     assert done.answers == [None, True, True, True]
     assert [verdict.outcome for verdict in done.verdicts][1] is Outcome.FAIL
+
+
+class Poisoned:
+    """A store that cannot store any verdict on the job 13."""
+
+    def exchange(self, step: Step) -> Reply:
+        if any(verdict.token == 13 for verdict in step.verdicts):
+            raise ValueError("poison")
+        return Reply(settled=[True] * len(step.verdicts))
+
+
+def test_a_job_without_a_storable_verdict_holds_up_no_other_verdict() -> None:
+    verdicts = [Verdict(token, Outcome.SUCCESS) for token in (1, 13, 2)]
+    store: Any = Poisoned()
+    done = RefusedVerdicts("o").settle(store, verdicts, [], ValueError("poison"))
+    assert done.answers == [True, None, True]
+    assert done.verdicts == verdicts
