@@ -161,3 +161,17 @@ def test_a_suspect_runs_soon_after_its_process_could_not_start(sim: Simulation) 
     sim.run_for(9.0)
     assert second.started == 1
     assert sim.until_succeeded(job) - lost <= 18.0
+
+
+def test_a_suspect_that_comes_after_the_order_to_stop_starts_no_process(sim: Simulation) -> None:
+    # case T11
+    job = sim.task("long", seconds=5.0).enqueue()
+    first, second = sim.worker(concurrency=2), sim.worker(concurrency=2)
+    first.kill(witness=False)
+    sim.run_for(0.4)
+    sim.store.answer_late(3.0)
+    sim.run_for(1.0)
+    second.signal(15)
+    assert second.until_ended() == 0
+    assert second.started == 1
+    assert (job.refresh().state, job.refresh().losses) == (State.READY, 1)

@@ -116,7 +116,7 @@ class Dispatch:
             if serves and (process.extra or self._single) and not process.held:
                 process.give([lease])
                 return True
-        waits = self._single or self._pool.held_back
+        waits = self._single or self._pool.held_back or self._pool.closing
         if not waits and not any(process.extra and process.staying for process in processes):
             self._pool.start_one(extra=True)
         return False
