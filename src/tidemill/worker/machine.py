@@ -261,9 +261,17 @@ class GuardProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        """Have a process group killed when this process dies."""
+        """Have a process group killed when this process dies.
+
+        Raises:
+            OSError: no guard can start now; the group stays unguarded.
+        """
         self._groups.add(group)
-        self._tell(group)
+        try:
+            self._tell(group)
+        except OSError:
+            self._groups.discard(group)  # another group may soon have its number
+            raise
 
     def remove(self, group: int) -> None:
         """Forget a process group that is gone; another group may soon have its number."""
