@@ -366,7 +366,8 @@ class Outbox:
 
     def empty(self) -> bool:
         """True when the outbox is empty; call this while holding ``sending``."""
-        return not (self.concluded or self.notes or self.returned or self.stuck)
+        boxes = self.concluded, self.notes, self.returned, self.stuck, self.answers
+        return not any(boxes)
 
 
 def _sums_of(counting: Counting, concluded: list[Concluded]) -> list[HistoryRow]:

@@ -160,14 +160,13 @@ class Scheduling(Part):
         machine = clock.machine()
         if machine < self._next_look:
             return
+        if Feature.SCHEDULES in broker.features:
+            now = broker.wall()
+            if now - machine < self._ahead - kept.SKEW:
+                self._restore(broker, now)
+            self._ahead = now - machine
+            self._has_some = bool(broker.list_schedules(LAST_OWN, 1))
         self._next_look = machine + CLOCK_EVERY
-        if Feature.SCHEDULES not in broker.features:
-            return
-        now = broker.wall()
-        if now - machine < self._ahead - kept.SKEW:
-            self._restore(broker, now)
-        self._ahead = now - machine
-        self._has_some = bool(broker.list_schedules(LAST_OWN, 1))
 
     def _restore(self, broker: Store, now: float) -> None:
         after = LAST_OWN

@@ -16,7 +16,7 @@ from tidemill.brokers.contract.schedules import Change
 from tidemill.core.clock import id_time
 from tidemill.core.envelope import Planned
 from tidemill.core.job import State
-from tidemill.errors import BadSignature, StoreFull
+from tidemill.errors import BadSignature, BrokerUnavailable, StoreFull
 from tidemill.schedules import record
 from tidemill.schedules.rules import next_time
 from tidemill.worker.scheduling import Scheduling
@@ -268,6 +268,26 @@ def test_a_cron_fires_no_time_again_when_the_clock_is_set_back(desk: Desk) -> No
         # the next time is the one after the last that fired
         assert schedule.next.timestamp() - NOON == fired[-1] + 3600
     assert len(fired) == len({*fired})
+
+
+def test_a_look_at_the_clock_that_fails_is_repeated_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduling, looks = Scheduling(), list[float]()
+
+    def away() -> float:
+        raise BrokerUnavailable("the store is away")
+
+    def back() -> float:
+        looks.append(desk.now)
+        return desk.now
+
+    monkeypatch.setattr(desk.broker, "wall", away)
+    with pytest.raises(BrokerUnavailable):
+        scheduling.look_at_clock(desk.broker)
+    monkeypatch.setattr(desk.broker, "wall", back)
+    scheduling.look_at_clock(desk.broker)
+    assert looks == [desk.now]
 
 
 def test_jitter_moves_the_job_and_not_the_times(desk: Desk) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tidemill.client.worker_reports import Answer
 from tidemill.worker import stacks
+from tidemill.worker.child_protocol import Outbox
 
 INNER = 'Current thread 0x01 (most recent call first):\n  File "app.py", line 7 in hold\n'
 OUTER = '  File "threading.py", line 1002 in _bootstrap\n'
@@ -62,3 +65,11 @@ def test_a_stack_with_another_end_is_read_when_it_grows_no_more(
     written: Callable[..., str],
 ) -> None:
     assert written(INNER) == INNER
+
+
+def test_a_process_that_leaves_sends_its_stacks_first() -> None:
+    stub: Any = None
+    outbox = Outbox(stub, stub, stub)
+    assert outbox.empty()
+    outbox.answers.append(Answer("question", 1, OUTER))
+    assert not outbox.empty()
