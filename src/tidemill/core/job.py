@@ -475,8 +475,8 @@ class Command(msgspec.Struct, array_like=True, gc=False):
     ``outgrown WHY`` beside ``quiet`` tells a worker that the store or its job server has another
     version, and no longer serves this one.
 
-    ``dump ID`` and ``profile ID SECONDS HERTZ`` ask a worker for a report. The worker writes the
-    report into the history of the store (:mod:`tidemill.client.worker_reports`).
+    ``dump ID`` and ``profile ID SECONDS HERTZ`` ask a worker for a report. The worker stores the
+    report as a note (:mod:`tidemill.client.worker_reports`).
 
     ``lost`` tells the owner that the broker counts it as dead. Other owners may have its leases
     now. The owner gets no new lease before it attaches again.
