@@ -264,7 +264,7 @@ class Supervisor:
             raise self._error
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
-        if self.pool.verdicts and self._mill is None:
+        if self.pool.verdicts and self._runtime is None:
             # Owner and scoreboard stay, so that the ended jobs use an attempt.
             self._machine.exit(INTERRUPTED)
         if self._outgrown:
