@@ -187,7 +187,7 @@ def test_bulk_asks_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     # when nobody can be asked
     result = desk.run("cancel", "--queue", "sums")
     assert result.exit_code == 2
-    assert "1 jobs match; to cancel them all add --all" in result.stderr
+    assert "this would cancel 1 job; to go on add --all" in result.stderr
     # when somebody says no, then yes
     _Terminal(tidemill.cli.job_actions, monkeypatch)
     assert desk.run("cancel", "--queue", "sums", input="n\n").exit_code == 1

@@ -337,7 +337,7 @@ def test_a_store_with_many_queues(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
     found = [finding for finding in examine(desk.mill) if finding.check == "queues"]
     # then it lists some of these queues, counts the others, and does not read all for each
     assert len(found) == 11
-    assert found[-1].message == "5 more queues are paused, have no worker, or have old jobs"
+    assert found[-1].message == "5 more queues: paused, without a worker, or with old jobs"
     assert len(looks) < 15
 
 

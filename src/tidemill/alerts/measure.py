@@ -15,6 +15,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Owner
+from tidemill.core.words import counted
 from tidemill.errors import FeatureMissing
 
 
@@ -67,7 +68,7 @@ def measure(mill: Tidemill, rules: Sequence[Rule]) -> list[Value]:
 
 def _of_queue(rule: Rule, row: QueueStats, owners: Sequence[Owner]) -> Value:
     if rule.when == "depth":
-        text = f"queue {row.name} has {row.ready:,} ready jobs, more than {rule.most:,.0f}"
+        text = f"queue {row.name} has {counted(row.ready, 'ready job')}, more than {rule.most:,.0f}"
         return Value(rule, row.name, float(row.ready), text)
     if rule.when == "oldest":
         age = max(0.0, clock.wall() - row.oldest) if row.oldest and not row.paused else 0.0
@@ -75,7 +76,7 @@ def _of_queue(rule: Rule, row: QueueStats, owners: Sequence[Owner]) -> Value:
         return Value(rule, row.name, age, f"{text}{rule.most:g} s")
     served = any(not owner.queues or row.name in owner.queues for owner in owners)
     unserved = 0 if served or row.paused else row.ready
-    text = f"queue {row.name} has {row.ready:,} ready jobs and no worker"
+    text = f"queue {row.name} has {counted(row.ready, 'ready job')} and no worker"
     return Value(rule, row.name, float(unserved), text)
 
 

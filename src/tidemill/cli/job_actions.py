@@ -27,6 +27,7 @@ from tidemill.client.compositions import (
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
 from tidemill.core.job import GROUP, WAITING_STATES, Record, State
+from tidemill.core.words import counted
 
 _BATCH = 500
 _RETRIED = frozenset({State.FAILED})
@@ -199,9 +200,10 @@ def _chosen(
     records = every(mill, what)
     found = [r.envelope.id for r in records if not states or not _follows(mill, r, what, verb)]
     if found and not everything:
+        change = f"{verb} {counted(len(found), 'job')}"
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{len(found):,} jobs match; to {verb} them all add --all")
-        if not click.confirm(f"{verb} {len(found):,} jobs?", err=True):
+            raise click.UsageError(f"this would {change}; to go on add --all")
+        if not click.confirm(f"{change}?", err=True):
             raise click.Abort
     return found
 
@@ -247,11 +249,11 @@ def _act(
     if as_json:
         console.print_json({done_word: done, "refused": refused})
     else:
-        click.echo(f"{done_word} {len(done):,} job{'' if len(done) == 1 else 's'}")
+        click.echo(f"{done_word} {counted(len(done), 'job')}")
         for row in itertools.islice(refused, 20):
             click.echo(f"not {row['id']}: {row['reason']}", err=True)
         if len(refused) > 20:
-            click.echo(f"and {len(refused) - 20:,} more jobs were refused", err=True)
+            click.echo(f"refused {counted(len(refused) - 20, 'more job')}", err=True)
     if refused:
         sys.exit(1)
 

@@ -10,6 +10,7 @@ import click
 from tidemill.brokers.registry import open_broker
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, open_mill
+from tidemill.core.words import counted
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
@@ -60,8 +61,8 @@ def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> Non
 
                 def tell(moved: Moved) -> None:
                     if moved.running:
-                        what = "a running job" if moved.running == 1 else "running jobs"
-                        bar.update(shown, description=f"waiting for {moved.running} {what}")
+                        what = counted(moved.running, "running job")
+                        bar.update(shown, description=f"waiting for {what}")
                     else:
                         total, done = moved.total or None, moved.done
                         bar.update(shown, description="moving", total=total, completed=done)
@@ -79,7 +80,8 @@ def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     if moved.total and not (moved.done + moved.schedules):
         click.echo(f"all of {source} has already moved to {where}")
         return
-    what = f"{moved.gone} jobs" + (f" and {moved.schedules} schedules" if moved.schedules else "")
+    what = counted(moved.gone, "job")
+    what += f" and {counted(moved.schedules, 'schedule')}" if moved.schedules else ""
     click.echo(f"{what} moved to {where}; set TIDEMILL_URL to it and start the workers")
     for line in _left(moved, source):
         click.echo(line)
@@ -106,7 +108,7 @@ def _left(moved: Moved, source: str) -> Iterator[str]:
         yield f"schedules stayed, because TO has their names: {names}"
     if moved.stayed:
         names = _some(moved.stayed)
-        yield f"{len(moved.stayed)} jobs stayed, because TO has their id or key: {names}"
+        yield f"{counted(len(moved.stayed), 'job')} stayed, because TO has their id or key: {names}"
 
 
 def _some(names: list[str]) -> str:

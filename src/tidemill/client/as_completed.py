@@ -14,6 +14,7 @@ from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FIRST_POLL, FOREVER, LONGEST_POLL
 from tidemill.core.config import Seconds, check_seconds
 from tidemill.core.job import Record, State
+from tidemill.core.words import counted
 from tidemill.errors import ResultTimeout, TidemillError
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class _Watch(Generic[H]):
     def _watch_more(self, longest: float) -> None:
         if time.monotonic() >= self._until:
             why = no_worker(self._runtime, self._unfinished) if self._unfinished else ""
-            text = f"{self._left} jobs have not ended after {self._seconds:g} s"
+            have = "has" if self._left == 1 else "have"
+            text = f"{counted(self._left, 'job')} {have} not ended after {self._seconds:g} s"
             raise ResultTimeout(f"{text}: {why}" if why else text)
         if longest >= LONGEST_POLL:
             self._room += PAGE  # the watched jobs may be stuck, while later jobs have ended

@@ -20,6 +20,7 @@ from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import GROUP, Owner, Record, RunOn, State
 from tidemill.core.scoreboard import read_runs
 from tidemill.core.verdicts import waits_for_its_task
+from tidemill.core.words import counted
 from tidemill.errors import TidemillError
 from tidemill.limits.arithmetic import Held
 from tidemill.limits.declare import terms_text
@@ -107,7 +108,7 @@ def why_ready(broker: Store, record: Record, row: QueueStats, workers: int) -> W
         return Wait("wait", "ready for the next consumer", text)
     if not workers:
         return Wait("no-worker", f"no worker serves queue {queue}", text)
-    return Wait("wait", f"waits for a free slot of {_count(workers, 'worker')}", text)
+    return Wait("wait", f"waits for a free slot of {counted(workers, 'worker')}", text)
 
 
 def serving(owners: Iterable[Owner], queue: str) -> list[Owner]:
@@ -200,7 +201,7 @@ def _ready(record: Record, paused: bool, workers: int) -> str:
         return f"It is ready for the next consumer of queue {queue!r}{_after(record)}"
     if not workers:
         return f"It is ready, but no worker serves queue {queue!r}: start one"
-    slots = f"a free slot of {_count(workers, 'worker')}"
+    slots = f"a free slot of {counted(workers, 'worker')}"
     return f"It is ready and waits for {slots} of queue {queue!r}"
 
 
@@ -227,7 +228,7 @@ def _waiting(record: Record) -> str:
         return f"It waits for the running job with the same key {record.envelope.key!r}"
     if links.waits == RunOn.BARRIER:
         failed = f"; {record.failures} did not succeed" if record.failures else ""
-        left = "1 job has" if pending == 1 else f"{pending} jobs have"
+        left = f"{counted(pending, 'job')} {'has' if pending == 1 else 'have'}"
         return f"It stands for a group: {left} not ended{failed}"
     how = "succeed" if links.waits == RunOn.SUCCESS else "end"
     only = ", and is forgotten if all succeed" if links.waits == RunOn.FAILURE else ""
@@ -267,10 +268,6 @@ def _span(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
     return f"{seconds:.0f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _clock(moment: float) -> str:
@@ -318,7 +315,7 @@ def _behind(before: int, held: Held | None = None, cost: float = 1.0) -> str:
         return ""
     count = min(before, AHEAD_MOST)
     more = "more than " if before > AHEAD_MOST else ""
-    text = f"{more}{_count(count, 'job')} {'is' if before == 1 else 'are'} before it"
+    text = f"{more}{counted(count, 'job')} {'is' if before == 1 else 'are'} before it"
     if held is None:
         return text
     seconds = count * _apart(held.terms, 1.0 if held.queue else cost)
@@ -339,7 +336,7 @@ def _limited(held: Held, name: str, behind: str) -> str:
     when = f"the next job may start in {held.until:.3g} s" if held.until < float("inf") else ""
     if held.broken:
         assert settings.breaker is not None
-        failed = f"{settings.breaker[0]} attempts failed in a row"
+        failed = f"{counted(settings.breaker[0], 'attempt')} failed in a row"
         parts = [f"{name}: {failed}", when or "one job is being tried now", behind]
     elif most is not None and held.running >= most:
         parts = [f"{name}: {held.running} of {most} are running", behind]

@@ -38,6 +38,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.retry import MESSAGE
 from tidemill.core.suggest import hint
+from tidemill.core.words import counted
 from tidemill.errors import InvalidOption, QueueFull, TidemillError
 from tidemill.limits.declare import QUEUE_SETTINGS, QueueLimitChanges, QueueSettings
 
@@ -355,7 +356,8 @@ def delete_queue(runtime: Runtime, name: str, *, force: bool) -> int:
     broker, row = runtime.broker, _row(runtime, name)
     if row.running:
         raise QueueHasJobs(
-            f"queue {name!r} has {row.running:,} running jobs; cancel them or wait, then delete it"
+            f"queue {name!r} has {counted(row.running, 'running job')}; cancel or await them, then "
+            "delete it"
         )
     if not force:
         _refuse_jobs(runtime, row)
@@ -386,8 +388,8 @@ def _row(runtime: Runtime, name: str) -> QueueStats:
 def _refuse_jobs(runtime: Runtime, row: QueueStats) -> None:
     if row.size:
         raise QueueHasJobs(
-            f"queue {row.name!r} has {row.size:,} unfinished jobs; purge it first, or delete it "
-            "with force, which deletes its jobs, too"
+            f"queue {row.name!r} has {counted(row.size, 'unfinished job')}; purge it first, or "
+            "delete it with force, which deletes its jobs, too"
         )
     if runtime.broker.find(Filter(queue=row.name), 1).records:
         raise QueueHasJobs(

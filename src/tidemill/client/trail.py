@@ -8,6 +8,7 @@ import msgspec
 
 from tidemill.core.envelope import priority_of
 from tidemill.core.job import Attempt, Outcome, Record, State
+from tidemill.core.words import counted
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -116,7 +117,7 @@ def _current_events(record: Record) -> list[Event]:
     if record.state is State.SCHEDULED:
         return [Event(record.due, "due", "ready again then" if record.attempt else "ready then")]
     if record.state is State.WAITING and record.pending:
-        jobs = "1 job" if record.pending == 1 else f"{record.pending} jobs"
+        jobs = counted(record.pending, "job")
         return [Event(record.envelope.created, "waiting", f"for {jobs} before it")]
     if record.finished and record.state is not State.SUCCEEDED and not _attempt_ended_it(record):
         return [Event(record.finished, str(record.state), record.error)]

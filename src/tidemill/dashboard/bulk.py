@@ -30,6 +30,7 @@ from tidemill.brokers.generic.notes import Notes
 from tidemill.brokers.generic.purges import WHY_LEFT, Purge, end_restore, restore_pieces
 from tidemill.core.clock import clock, new_id
 from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
+from tidemill.core.words import counted
 from tidemill.dashboard import audit
 from tidemill.dashboard.job_search import JobQuery, need_lists, pages_of, parse, query_text
 from tidemill.dashboard.jobs import ACTIONS, Done, Target, act, query_of, target_of
@@ -422,7 +423,7 @@ class _Runner:
             if len(jobs) == count:
                 break
         done = self._act(jobs)
-        bulk.text = f"waits for the first {len(jobs)} jobs"
+        bulk.text = f"waits for the first {counted(len(jobs), 'job')}"
         self._count(done)
         until = time.monotonic() + _PROBE_MOST
         while time.monotonic() < until:
@@ -431,7 +432,9 @@ class _Runner:
             bad = [state for state in ends if state.finished and state is not State.SUCCEEDED]
             if bad:
                 bulk.first = 0
-                raise _StoppedError(f"{len(bad)} of the first {len(jobs)} jobs {bad[0]} again")
+                raise _StoppedError(
+                    f"{len(bad)} of the first {counted(len(jobs), 'job')} {bad[0]} again"
+                )
             if all(state.finished for state in ends):
                 bulk.first, bulk.text = 0, ""
                 return

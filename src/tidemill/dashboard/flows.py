@@ -26,6 +26,7 @@ from tidemill.client.compositions import (
 )
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import GROUP, Record, State
+from tidemill.core.words import counted
 from tidemill.dashboard.formats import duration, percent
 from tidemill.dashboard.job_search import page_of, parse, query_text
 from tidemill.dashboard.page import Page
@@ -200,7 +201,7 @@ def cancel(page: Page, flow_id: str) -> Response:
     """Cancel all unfinished jobs of a flow."""
     count = cancel_all(page.mill.runtime, flow_id, terminate=False)
     page.audit("cancelled flow", flow_id, count)
-    return page.redirect(page.url("/flows/{}", flow_id), f"asked {count} jobs to stop")
+    return page.redirect(page.url("/flows/{}", flow_id), f"asked {counted(count, 'job')} to stop")
 
 
 @routes.post("/flows/{flow_id}/retry", Role.OPERATOR)
@@ -208,7 +209,7 @@ def retry(page: Page, flow_id: str) -> Response:
     """Run again the jobs that failed. Then the jobs that were cancelled because of them run."""
     try:
         retried = retry_all(page.mill.runtime, flow_id)
-        text = f"retried {retried} job{'' if retried == 1 else 's'}"
+        text = f"retried {counted(retried, 'job')}"
     except RetryRefused as error:
         retried, text = 0, str(error)
     page.audit("retried flow", flow_id, retried)

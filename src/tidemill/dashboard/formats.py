@@ -8,6 +8,7 @@ import msgspec
 
 from tidemill.core.clock import clock as clocks
 from tidemill.core.clock import short_id
+from tidemill.core.words import counted
 from tidemill.doctor import words
 
 NOTHING = "\N{EN DASH}"
@@ -87,6 +88,7 @@ def as_json(value: object) -> str:
 
 FILTERS = {
     "number": number,
+    "counted": counted,
     "duration": duration,
     "ago": ago,
     "clock": clock,

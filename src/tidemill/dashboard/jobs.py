@@ -19,6 +19,7 @@ from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
 from tidemill.core.envelope import priority_of
 from tidemill.core.job import WAITING_STATES, Record, State
+from tidemill.core.words import counted
 from tidemill.dashboard.http import LongResponse, Request
 from tidemill.dashboard.job_search import (
     FIELDS,
@@ -291,7 +292,7 @@ class Done(NamedTuple):
 
     def text(self, name: str) -> str:
         """The outcome in a sentence."""
-        text = f"{ACTIONS[name].past} {self.done:,} job{'' if self.done == 1 else 's'}"
+        text = f"{ACTIONS[name].past} {counted(self.done, 'job')}"
         if self.refused:
             reasons = "; ".join(reason for reason, _ in self.reasons)
             text += f"; {self.refused:,} refused: {reasons}"

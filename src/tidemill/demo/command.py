@@ -26,6 +26,7 @@ import msgspec
 
 from tidemill.core.config import lmdb_url
 from tidemill.core.job import Outcome, Record, State
+from tidemill.core.words import counted
 from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def _run(folder: Path, home: Path, options: list[str], *, fresh: bool, quiet: bo
             records = _records(mill, files)
             done = sum(record is not None and record.state.finished for record in records.values())
             if not quiet:
-                sys.stderr.write(f"{len(records):,} jobs for {folder}, {done:,} done before\n")
+                jobs = counted(len(records), "job")
+                sys.stderr.write(f"{jobs} for {folder}, {done:,} done before\n")
             try:
                 if done < len(records):
                     _work(mill, files, home, options, quiet)
@@ -273,7 +275,7 @@ def _print(report: dict[str, Any], home: Path) -> None:
         ("delayed", "" if late is None else f"started {duration(late / 1000)} after its time"),
         ("timed out", report["timed_out"]),
         *(("failed", f"{row['job']}: {row['error']}") for row in report["failed"][:5]),
-        ("retried", f"{report['retried']:,} failed attempts"),
+        ("retried", counted(report["retried"], "failed attempt")),
         ("before", f"{report['done_before']:,} of {report['jobs']:,} jobs had finished already"),
         ("took", f"{report['seconds']:g} s; report: {home / 'report.json'}"),
         ("look", f"{program} jobs --url {shlex.quote(lmdb_url(home / 'store'))}"),

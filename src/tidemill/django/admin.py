@@ -29,6 +29,7 @@ from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
 from tidemill.client.search import states_of, users_queues
 from tidemill.client.trail import trail_of
 from tidemill.core.job import Record, State
+from tidemill.core.words import counted
 from tidemill.django.framework import mills
 from tidemill.django.models import Job, Owner, Queue, Schedule
 from tidemill.django.project import DjangoMill, load_tasks, project_mill
@@ -176,16 +177,16 @@ def _moment(seconds: float) -> dt.datetime | None:
 
 def _retry(mill: DjangoMill, ids: list[str], _: Any) -> str:
     done = retry_jobs(mill.runtime, ids)
-    return f"{sum(done)} of {len(ids)} jobs start again."
+    return f"Retried {sum(done)} of {counted(len(ids), 'job')}."
 
 
 def _cancel(mill: DjangoMill, ids: list[str], _: Any) -> str:
     done = cancel_jobs(mill.runtime, ids)
-    return f"{sum(done)} of {len(ids)} jobs are asked to stop."
+    return f"Asked {sum(done)} of {counted(len(ids), 'job')} to stop."
 
 
 def _delete(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    return f"{sum(delete_jobs(mill.runtime, ids))} of {len(ids)} jobs are deleted."
+    return f"Deleted {sum(delete_jobs(mill.runtime, ids))} of {counted(len(ids), 'job')}."
 
 
 @admin.register(Job)
@@ -265,15 +266,16 @@ def _set_paused(paused: bool) -> Action:
 
 
 def _purge(mill: DjangoMill, names: list[str], _: Any) -> str:
-    return f"{sum(purge_jobs(mill.broker, name).jobs for name in names)} jobs are deleted."
+    jobs = sum(purge_jobs(mill.broker, name).jobs for name in names)
+    return f"Purged {counted(jobs, 'job')}."
 
 
 def _restore(mill: DjangoMill, names: list[str], _: Any) -> str:
     b = mill.broker
     done = [restore_jobs(b, name) for name in names if list_purges(b, name)]
-    text = f"{sum(one.jobs for one in done)} jobs are restored."
+    text = f"Restored {counted(sum(one.jobs for one in done), 'job')}."
     if left := sum(one.left for one in done):
-        text += f" {left} stay purged: {WHY_LEFT}."
+        text += f" Still purged: {counted(left, 'job')}; {WHY_LEFT}."
     return text
 
 

@@ -11,8 +11,9 @@ from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.verdicts import waits_for_its_task
+from tidemill.core.words import counted
 from tidemill.doctor.findings import Finding, Seen
-from tidemill.doctor.words import count, duration
+from tidemill.doctor.words import duration
 from tidemill.limits.arithmetic import LimitStats
 
 OLD = 300.0
@@ -31,7 +32,8 @@ def backlog(seen: Seen) -> Iterator[Finding]:
     found = [finding for row in seen.queues if (finding := _of_queue(seen, row)) is not None]
     yield from found[:_MOST]
     if len(found) > _MOST:
-        text = f"{len(found) - _MOST:,} more queues are paused, have no worker, or have old jobs"
+        more = counted(len(found) - _MOST, "more queue")
+        text = f"{more}: paused, without a worker, or with old jobs"
         yield Finding("queues", "warn", text, "tidemill queues")
     ages = [(_age(row), row.name) for row in seen.queues if row.oldest and not row.paused]
     worst, where = max(ages, default=(0.0, ""))
@@ -39,14 +41,14 @@ def backlog(seen: Seen) -> Iterator[Finding]:
         return
     oldest = f"the oldest ready job of {where} is {duration(worst)} old"
     ready = sum(row.ready for row in seen.queues)
-    some = f"{count(ready, 'ready job')} in paused queues, or of unknown age"
+    some = f"{counted(ready, 'ready job')} in paused queues, or of unknown age"
     text = oldest if where else some if ready else "no job is ready"
     yield Finding("backlog", "ok", text)
 
 
 def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
     """The problem of a queue; None without a problem."""
-    name, ready = row.name, count(row.ready, "ready job")
+    name, ready = row.name, counted(row.ready, "ready job")
     is_lonely = name in seen.unserved and not seen.is_unserved
     if row.paused:
         text = f"queue {name} is paused with {ready}{', and has no worker' if is_lonely else ''}"
@@ -80,7 +82,7 @@ def closed_limits(seen: Seen) -> Iterator[Finding]:
     closed = [finding for finding in found if finding is not None]
     yield from closed[:_MOST]
     if len(closed) > _MOST:
-        text = f"{len(closed) - _MOST:,} more limits of queues let no job start"
+        text = f"limits of {counted(len(closed) - _MOST, 'more queue')} let no job start"
         yield Finding("limits", "warn", text, "tidemill limit")
 
 
@@ -89,13 +91,13 @@ def _of_limit(row: LimitStats, waiting: int) -> Finding | None:
     breaker, rate, name = row.terms.breaker, row.terms.rate, row.name
     show = f"tidemill jobs --queue {shlex.quote(name)}"
     if breaker is not None and row.failures >= breaker[0]:
-        text = f"{row.failures:,} attempts failed in a row: the breaker of queue {name}"
+        text = f"{counted(row.failures, 'attempt')} failed in a row: the breaker of queue {name}"
         if not row.until:
             return Finding("limits", "warn", f"{text} tries one job", show, name, "breaker tries")
         lasts = f" for {duration(row.until)} more" if row.until < float("inf") else ""
         return Finding("limits", "warn", f"{text} is open{lasts}", show, name, "breaker open")
     if waiting and ((rate is not None and not rate[0]) or row.terms.concurrency == 0):
-        wait = f"{count(waiting, 'ready job')} {'waits' if waiting == 1 else 'wait'}"
+        wait = f"{counted(waiting, 'ready job')} {'waits' if waiting == 1 else 'wait'}"
         text = f"the limit of queue {name} lets no job start, and {wait}"
         advice = f"tidemill limit {shlex.quote(name)} --queue --rate 10/s --concurrency none"
         return Finding("limits", "warn", text, advice, name, "limit closed")
@@ -126,17 +128,17 @@ def unknown_tasks(seen: Seen) -> Iterator[Finding]:
     tasks: dict[str, list[Envelope]] = {}
     for record in filter(waits_for_its_task, page.records):
         tasks.setdefault(record.envelope.task, []).append(record.envelope)
-    more = " or more" if page.cursor else ""
     for task, jobs in sorted(tasks.items())[:_MOST]:
         names = sorted({job.queue for job in jobs})
         queues = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         age = duration(max(0.0, clock.wall() - min(job.created for job in jobs)))
-        problem = f"no worker knows task {task}: {len(jobs):,}{more} job(s) of queue {queues}"
-        text = f"{problem} are tried again every 30 s at most, the oldest {age} old"
+        number = f"{len(jobs):,} or more jobs" if page.cursor else counted(len(jobs), "job")
+        problem = f"no worker knows task {task}: {number} of queue {queues}"
+        text = f"{problem}, tried again every 30 s at most, the oldest {age} old"
         advice = f"start a worker whose app has {task}, or tidemill cancel --task {task}"
         yield Finding("tasks", "warn", text, advice, task=task)
     if len(tasks) > _MOST:
-        text = f"no worker knows {len(tasks) - _MOST:,} more tasks"
+        text = f"no worker knows {counted(len(tasks) - _MOST, 'more task')}"
         yield Finding("tasks", "warn", text, "start workers whose apps have them")
 
 
@@ -144,9 +146,10 @@ def asked_for(seen: Seen) -> Iterator[Finding]:
     """Find queues of a message broker that have ready jobs and no consumers."""
     for row in seen.queues:
         if row.ready and not row.consumers:
-            text = f"queue {row.name} has {count(row.ready, 'ready job')}, and nobody asks for more"
+            jobs = counted(row.ready, "ready job")
+            text = f"queue {row.name} has {jobs}, and nobody asks for more"
             advice = "start a worker; if all workers are busy with long jobs, add slots"
             yield Finding("queues", "warn", text, advice, row.name, "no consumer")
     ready = sum(row.ready for row in seen.queues)
-    text = f"{count(ready, 'ready job')} in {count(len(seen.queues), 'queue')}"
+    text = f"{counted(ready, 'ready job')} in {counted(len(seen.queues), 'queue')}"
     yield Finding("backlog", "ok", text)

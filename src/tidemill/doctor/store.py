@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from tidemill.brokers.contract.policies import with_policies
+from tidemill.core.words import counted
 from tidemill.doctor.findings import Finding, Seen
 
 NOT_SYNCED = "commits are not synced: jobs survive kill -9, not power loss"
@@ -26,7 +27,7 @@ def publishing(seen: Seen) -> Iterator[Finding]:
         advice = "puts are refused, work goes on: check memory and disk of the server"
         yield Finding("server", "fail", f"publishing is {info['publishing']}", advice)
     if info["failed"]:
-        text = f"{info['failed']:,} failed jobs are kept"
+        text = f"the store keeps {counted(info['failed'], 'failed job')}"
         yield Finding("failed", "warn", text, "tidemill jobs --state failed, then retry or delete")
 
 

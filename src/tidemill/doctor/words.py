@@ -5,11 +5,6 @@ from __future__ import annotations
 _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"))
 
 
-def count(number: int, what: str) -> str:
-    """A number of things: ``1 ready job``, ``2,000 ready jobs``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def running_in_words(leased: int, fetched: int | None) -> str:
     """The numbers of running and fetched jobs: ``22 running, 356 fetched``.
 

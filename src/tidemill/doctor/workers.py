@@ -11,8 +11,9 @@ from tidemill.brokers.contract.store import clock_ahead
 from tidemill.core.clock import clock
 from tidemill.core.job import FINISHED, Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
+from tidemill.core.words import counted
 from tidemill.doctor.findings import Finding, Seen
-from tidemill.doctor.words import count, running_in_words
+from tidemill.doctor.words import running_in_words
 
 LATE = 60.0
 """A running job counts as late when its timeout passed this many seconds ago."""
@@ -33,13 +34,13 @@ def alive(seen: Seen) -> Iterator[Finding]:
     """Find a store without workers."""
     workers = seen.workers
     slots = sum(owner.concurrency for owner in workers)
-    consumers = count(len(seen.owners) - len(workers), "consumer")
-    text = f"{len(workers)} alive with {slots} slots, {consumers}"
+    consumers = counted(len(seen.owners) - len(workers), "consumer")
+    text = f"{len(workers)} alive with {counted(slots, 'slot')}, {consumers}"
     if workers or not _needs_workers(seen):
         yield Finding("workers", "ok", text)
     elif len(seen.unserved) != 1:  # of one queue, the check of queues says so
         sizes = [row.size for row in seen.queues if row.size]
-        jobs, queues = count(sum(sizes), "unfinished job"), count(len(sizes), "queue")
+        jobs, queues = counted(sum(sizes), "unfinished job"), counted(len(sizes), "queue")
         wait = "waits" if sum(sizes) == 1 else "wait"
         text = f"no worker is alive, and {jobs} of {queues} {wait}"
         advice = "start one: tidemill worker MODULE:VAR"
@@ -72,7 +73,7 @@ def leases(seen: Seen) -> Iterator[Finding]:
         bad = [record.envelope.id for record in running if is_bad(record)]
         bad = [i for i in bad if (r := broker.get(i)) and r.state is State.RUNNING and is_bad(r)]
         if bad:
-            text = f"{count(len(bad), 'running job')} {what}, for example {bad[0]}"
+            text = f"{counted(len(bad), 'running job')} {what}, for example {bad[0]}"
             yield Finding("leases", "fail", text, f"{advice}; tidemill job {bad[0]}")
             return
     text = running_in_words(sum(row.running for row in seen.queues), seen.held.waiting())

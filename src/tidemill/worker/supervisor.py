@@ -40,6 +40,7 @@ from tidemill.core import __version__
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.job import Command, Owner
+from tidemill.core.words import counted
 from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,
@@ -483,7 +484,7 @@ class Supervisor:
 
 
 def _jobs(running: int) -> str:
-    return f"{running} running job{'s' if running > 1 else ''}"
+    return counted(running, "running job")
 
 
 def _what_goes_back(running: int) -> str:

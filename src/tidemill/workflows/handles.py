@@ -25,6 +25,7 @@ from tidemill.client.job_handle import FOREVER, Job
 from tidemill.client.threads import in_thread
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.job import GROUP, Record, State
+from tidemill.core.words import counted
 from tidemill.errors import InvalidOption, JobNotFound, ResultTimeout, TidemillError
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class JobGroup(Generic[R]):
             left = (r for _, r in self._records() if r is not None and not r.state.finished)
             member = next((record for record in left if record.envelope.task != GROUP), None)
             why = no_worker(self._runtime, member) if member is not None else ""
-            text = f"{ended} of {count} members of {self!r} have ended"
+            text = f"{ended} of {counted(count, 'member')} of {self!r} ended"
             return ResultTimeout(f"{text}: {why or error}")
         return error
 

@@ -26,6 +26,7 @@ from tidemill.client.task import HOOKS, Call
 from tidemill.core.codec import pack
 from tidemill.core.envelope import Envelope, Links, Ref
 from tidemill.core.job import GROUP, RunOn
+from tidemill.core.words import counted
 from tidemill.errors import InvalidOption
 from tidemill.workflows.compose import (
     Chain,
@@ -231,14 +232,14 @@ class Plan:
         links = Links(next, RunOn.BARRIER)
         envelope = Envelope(id=job_id, queue=GROUPS, task=GROUP, links=links)
         if count is not None:
-            envelope.headers, envelope.text = {MEMBER_COUNT: str(count)}, f"{count} members"
+            envelope.headers, envelope.text = {MEMBER_COUNT: str(count)}, counted(count, "member")
             envelope.body = pack([[], {MEMBER_COUNT: count}])  # the signature covers the body
         return self._runtime.seal(envelope)
 
     def _count_job(self, group_id: str, count: int) -> Envelope:
         """An extra member of a group, which holds the number of members and ends at once."""
         envelope = self._barrier(f"{group_id}.{MEMBER_COUNT}", (group_id,), count)
-        envelope.text = f"{count} members of {group_id}"
+        envelope.text = f"{counted(count, 'member')} of {group_id}"
         return envelope
 
 

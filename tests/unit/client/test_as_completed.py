@@ -105,7 +105,7 @@ def test_the_same_with_async_for(mill: Tidemill, gates: Gates) -> None:
         assert found == [2, 1, 0]
         assert [job.id async for job in as_completed([])] == []
         late = aiter(as_completed([gates.go.using(delay=600).enqueue(1)], timeout=0.05))
-        with pytest.raises(ResultTimeout, match="1 jobs"):
+        with pytest.raises(ResultTimeout, match="1 job has not ended"):
             await anext(late)
 
     with worker(mill, concurrency=6):

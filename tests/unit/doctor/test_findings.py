@@ -115,7 +115,7 @@ def test_a_task_that_no_worker_knows_is_named(mill: Tidemill) -> None:  # case T
     mill.broker.exchange(Step("w1", [given_back(it.token, it.open()) for it in leases]))
     # then the doctor names the task, and explain says what to do
     [told] = found(mill)
-    assert told.startswith("no worker knows task other.report: 2 job(s) of queue default are tried")
+    assert told.startswith("no worker knows task other.report: 2 jobs of queue default, tried")
     sentence = explain_in(mill.broker, mill.job(ids[0]).refresh())
     assert sentence.endswith("start a worker whose app has 'other.report'")
 

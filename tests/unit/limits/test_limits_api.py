@@ -179,7 +179,7 @@ def test_explain_names_the_limit_and_its_opening_time(mill: Tidemill) -> None:
     assert message is not None
     message.bury()
     assert first.retry()
-    assert "breaker of queue 'orders': 1 attempts failed in a row; the next" in told(mill, first.id)
+    assert "breaker of queue 'orders': 1 attempt failed in a row; the next" in told(mill, first.id)
     keyed = orders.put(3, limit=Limit(concurrency=0, key="ada"))
     assert told(mill, keyed.id) == (
         "It waits for the limit of 'orders' for key 'ada': 0 of 0 are running"

@@ -25,6 +25,7 @@ from tidemill.cli import console
 from tidemill.cli.jobs import job_lines
 from tidemill.cli.top.snapshot import Meter, QueueRow, RunningJob, Snapshot, WorkerRow, take
 from tidemill.core.clock import short_id
+from tidemill.core.words import counted
 from tidemill.doctor.words import running_in_words
 from tidemill.errors import TidemillError
 
@@ -223,8 +224,7 @@ def headline(snapshot: Snapshot) -> str:
     if "workers" not in snapshot.missing:
         workers = [row.owner for row in snapshot.workers if row.owner.kind == "worker"]
         slots = sum(owner.concurrency for owner in workers)
-        plural = "" if len(workers) == 1 else "s"
-        known.append(f"{len(workers):,} worker{plural} with {slots:,} slots")
+        known.append(f"{counted(len(workers), 'worker')} with {counted(slots, 'slot')}")
     return "   ".join(known)
 
 

@@ -89,10 +89,10 @@ class Admin(TidemillTestCase):
     def test_a_failed_job_is_retried_and_a_waiting_one_cancelled(self):
         failed, waiting = tasks.failing.enqueue(), tasks.noop.using(run_after=_hour()).enqueue()
         self.run_jobs()
-        self.assertContains(self.act("job", "retry", failed.id), "1 of 1 jobs start again.")
+        self.assertContains(self.act("job", "retry", failed.id), "Retried 1 of 1 job.")
         self.assertIs(mill.job(failed.id).state, State.READY)
         answer = self.act("job", "cancel", waiting.id, page=waiting.id)
-        self.assertContains(answer, "1 of 1 jobs are asked to stop.")
+        self.assertContains(answer, "Asked 1 of 1 job to stop.")
         self.assertIs(mill.job(waiting.id).state, State.CANCELLED)
         self.act("job", "delete", waiting.id, failed.id)
         self.assertEqual(list(mill.jobs()), [])
@@ -105,11 +105,11 @@ class Admin(TidemillTestCase):
         self.assertContains(self.page("queue"), "paused")
         self.act("queue", "resume", "default")
         self.assertFalse(mill.queues()[0].paused)
-        self.assertContains(self.act("queue", "purge", "default"), "1 jobs are deleted.")
+        self.assertContains(self.act("queue", "purge", "default"), "Purged 1 job.")
         self.assertEqual(mill.queues()[0].ready, 0)
-        self.assertContains(self.act("queue", "restore", "default"), "1 jobs are restored.")
+        self.assertContains(self.act("queue", "restore", "default"), "Restored 1 job.")
         self.assertEqual(mill.queues()[0].ready, 1)
-        self.assertContains(self.act("queue", "restore", "default"), "0 jobs are restored.")
+        self.assertContains(self.act("queue", "restore", "default"), "Restored 0 jobs.")
 
     def test_schedules_are_edited_and_run(self):
         mill.schedules.add("nightly", tasks.write_order.call("night"), cron="0 3 * * *")
