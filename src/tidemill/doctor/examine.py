@@ -3,7 +3,8 @@ notes of ``tidemill top`` and ``GET /v1/health`` show parts of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
@@ -25,17 +26,21 @@ _ON_STORE: tuple[_Check, ...] = (
 )
 _ON_REQUEST = {writable, policies}
 """Checks that commit or ask another server: only the doctor runs them."""
+_OF_OPEN_STORE = {alive, backlog, closed_limits, unknown_tasks, schedules}
+"""Checks whose remedies need workers: a store that moves to another store accepts no worker."""
 
 
 def examine(mill: Tidemill) -> list[Finding]:
     """Run all checks on an open store. A check that raises an error becomes a finding."""
-    return _run(Seen(mill), _checks(mill))
+    seen = Seen(mill)
+    return _run(seen, _checks(seen))
 
 
 def problems(mill: Tidemill) -> list[Finding]:
     """What is wrong now, the worst first. This changes nothing, and takes milliseconds."""
-    checks = [check for check in _checks(mill) if check not in _ON_REQUEST]
-    found = [finding for finding in _run(Seen(mill), checks) if finding.status != "ok"]
+    seen = Seen(mill)
+    checks = [check for check in _checks(seen) if check not in _ON_REQUEST]
+    found = [finding for finding in _run(seen, checks) if finding.status != "ok"]
     chosen = [finding for finding in found if finding.message == NOT_SYNCED]
     return sorted((one for one in found if one not in chosen), key=lambda one: one.status != "fail")
 
@@ -51,8 +56,13 @@ def notes(seen: Seen) -> dict[str, Finding]:
     return found
 
 
-def _checks(mill: Tidemill) -> tuple[_Check, ...]:
-    return _ON_STORE if Feature.INSPECT in mill.broker.features else _ON_MESSAGE_BROKER
+def _checks(seen: Seen) -> Sequence[_Check]:
+    if Feature.INSPECT not in seen.broker.features:
+        return _ON_MESSAGE_BROKER
+    with contextlib.suppress(TidemillError):  # the check of the move reports the error
+        if seen.info.get("moves_to"):
+            return [check for check in _ON_STORE if check not in _OF_OPEN_STORE]
+    return _ON_STORE
 
 
 def _run(seen: Seen, checks: Iterable[_Check]) -> list[Finding]:

@@ -214,3 +214,14 @@ def test_a_schedule_whose_latest_job_failed(mill: Tidemill, clock: MovedClock) -
     assert message == (
         "the latest job of schedule stock eu failed: ValueError: shop eu did not answer"
     )
+
+
+def test_a_store_that_moves_asks_for_no_worker(mill: Tidemill) -> None:
+    # given jobs of two tasks that no worker knows
+    for queue in ("a", "b"):
+        mill.enqueue(mill.call("t").using(queue=queue))
+    assert "no worker is alive, and 2 unfinished jobs of 2 queues wait" in found(mill)
+    # when
+    mill.broker.depart("lmdb:///elsewhere")
+    # then
+    assert found(mill) == ["all of this store goes to lmdb:///elsewhere"]
