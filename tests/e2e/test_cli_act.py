@@ -298,7 +298,11 @@ def test_purge_wants_the_name_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch)
     desk.add.enqueue(1)
     desk.add.using(delay=60).enqueue(2)
     # when nobody can be asked
-    assert desk.run("purge", "sums", "--now").exit_code == 2
+    refused = desk.run("purge", "sums", "--now")
+    assert refused.exit_code == 2
+    assert "this deletes 2 jobs for good; to go on add --yes" in refused.stderr
+    way_back = "this deletes 2 jobs; 'tidemill restore sums' brings them back; to go on add --yes"
+    assert way_back in desk.run("purge", "sums").stderr
     # when the name is typed wrong, then right
     _Terminal(tidemill.cli.queues, monkeypatch)
     assert desk.run("purge", "sums", "--now", input="sum\n").exit_code == 1

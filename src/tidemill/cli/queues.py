@@ -17,6 +17,7 @@ from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.config import check_name
+from tidemill.core.words import counted
 from tidemill.doctor.queues import state_of_limit
 from tidemill.limits.arithmetic import LimitStats
 from tidemill.limits.declare import terms_text
@@ -153,7 +154,7 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
     console.answer(
         {"queue": queue, "deleted": deleted},
         as_json,
-        f"deleted queue {queue}, and {_jobs(deleted)} with it",
+        f"deleted queue {queue}, and {counted(deleted, 'job')} with it",
     )
 
 
@@ -173,15 +174,17 @@ def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> No
         raise no_such_queue(queue, rows)
     count = rows[queue].size - rows[queue].running
     if not yes:
+        is_kept = Feature.INSPECT in mill.broker.features and not now
+        how = f"; 'tidemill restore {queue}' brings them back" if is_kept else " for good"
+        effect = f"this deletes {counted(count, 'job')}{how}"
         if not sys.stdin.isatty():
-            raise click.UsageError(f"this deletes {_jobs(count)}; to go on add --yes")
-        how = "" if Feature.INSPECT in mill.broker.features and not now else " for good"
-        question = f"this deletes {_jobs(count)}{how}; type the queue's name to go on"
+            raise click.UsageError(f"{effect}; to go on add --yes")
+        question = f"{effect}; type the queue's name to go on"
         if click.prompt(question, default="", show_default=False, err=True) != queue:
             click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
             sys.exit(1)
     purged = kept.purge(mill.broker, queue, now=now)
-    text = f"deleted {_jobs(purged.jobs)} of {queue}{_way_back(queue, purged)}"
+    text = f"deleted {counted(purged.jobs, 'job')} of {queue}{_way_back(queue, purged)}"
     facts = {"queue": queue, "deleted": purged.jobs, "kept": purged.kept}
     console.answer(facts | {"purge": purged.id or None}, as_json, text)
 
@@ -222,16 +225,12 @@ def restore(mill: Tidemill, queue: str, purge: str, as_json: bool) -> None:
     later. A job that has expired, or belongs to a flow, stays purged for good.
     """
     restored = kept.restore(mill.broker, queue, purge)
-    left = f"; {_jobs(restored.left)} stay purged" if restored.left else ""
+    left = f"; {counted(restored.left, 'job')} stay purged" if restored.left else ""
     console.answer(
         {"queue": queue, "restored": restored.jobs, "left": restored.left},
         as_json,
-        f"restored {_jobs(restored.jobs)} of {queue}{left}",
+        f"restored {counted(restored.jobs, 'job')} of {queue}{left}",
     )
-
-
-def _jobs(count: int) -> str:
-    return f"{count:,} job{'' if count == 1 else 's'}"
 
 
 def _moment(at: float) -> str:
