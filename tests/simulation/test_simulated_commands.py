@@ -23,6 +23,24 @@ def test_a_burst_leaves_jobs_that_are_due_later(sim: Simulation) -> None:
     assert later.refresh().state is State.SCHEDULED
 
 
+def test_a_burst_says_which_jobs_are_left_and_why(sim: Simulation) -> None:
+    sim.app.lacks = {"new"}
+    sim.task("later").using(delay=600.0).enqueue()
+    for _ in range(2):
+        sim.task("new").enqueue()
+    sim.task("held").using(queue="shut").enqueue()
+    sim.mill.broker.set_queue("shut", paused=True)
+    assert sim.cold_worker(burst=True).until_ended() == 0
+    left = "3 scheduled jobs (2 of tasks that this app does not know: new)"
+    assert sim.said(f"the store keeps {left}, 1 ready job in paused queues (shut)") == 1
+
+
+def test_a_burst_that_leaves_nothing_says_nothing(sim: Simulation) -> None:
+    sim.task("quick").enqueue()
+    assert sim.cold_worker(burst=True).until_ended() == 0
+    assert sim.said("the store keeps") == 0
+
+
 def test_a_burst_runs_the_retries_that_come_at_once(sim: Simulation) -> None:
     job = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, again={"seconds": 0.1})
     job = job.using(retries=1).enqueue()

@@ -6,10 +6,11 @@ have files of their own. The small parts are here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,16 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import Deploy, QueueSnapshots
+from tidemill.client.search import users_queues
 from tidemill.client.worker_reports import KIND, Answer, Question, Report, encode_report
 from tidemill.core.clock import clock
+from tidemill.core.job import State as JobState
+from tidemill.core.verdicts import waits_for_its_task
+from tidemill.core.words import counted
 from tidemill.errors import StoreGone, TidemillError
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.process import State, WorkerProcess
@@ -42,6 +48,9 @@ REPORT_KEPT = 600
 
 PRINTED = "printed"
 """The id of a question of the worker itself: the answers are printed on stderr, not stored."""
+
+_LOOK, _NAMED = 500, 5
+"""The most scheduled jobs that the end of a burst looks at, and the most names in its line."""
 
 _PATIENCE = {"dump": 1.0, "profile": 3.0}
 """Seconds that a process has to answer, on top of the length of a profile."""
@@ -156,8 +165,12 @@ class Burst(Part):
             reply.next_due = min(reply.next_due, self._again)
             self._again = min(ON_ITS_WAY_MOST, 2 * self._again)
         with self._pool.lock:
-            if self._is_dry(reply):
-                self._stop()
+            if not self._is_dry(reply):
+                return
+            self._stop()
+        with contextlib.suppress(TidemillError):
+            if left := _left(broker, self._pool.settings.queues):
+                log.info("no job is left to run now; the store keeps %s", left)
 
     def _is_dry(self, reply: Reply) -> bool:
         """True when no lease came, and no process has anything to do."""
@@ -168,6 +181,37 @@ class Burst(Part):
         at_once = not reply.next_due  # with ``next_due`` 0 the store has more work now
         more = reply.leases or reply.schedules or reply.more or at_once
         return started and self._asked and not (busy or more)
+
+
+def _left(broker: Store, queues: Collection[str]) -> str:
+    """The unfinished jobs of the queues, and why they do not run now; empty without such jobs."""
+    rows = [row for row in users_queues(broker.stats()) if not queues or row.name in queues]
+    parts = []
+    if scheduled := sum(row.scheduled for row in rows):
+        parts.append(counted(scheduled, "scheduled job") + _of_unknown_tasks(broker, queues))
+    if waiting := sum(row.waiting for row in rows):
+        parts.append(f"{counted(waiting, 'job')} that must wait for other jobs")
+    if held := [row for row in rows if row.paused and row.ready]:
+        names = ", ".join(row.name for row in held[:_NAMED])
+        jobs = counted(sum(row.ready for row in held), "ready job")
+        parts.append(f"{jobs} in paused queues ({names})")
+    if ready := sum(row.ready for row in rows if not row.paused):
+        parts.append(f"{counted(ready, 'other ready job')} (tidemill explain ID says why)")
+    return ", ".join(parts)
+
+
+def _of_unknown_tasks(broker: Store, queues: Collection[str]) -> str:
+    """How many of the scheduled jobs wait for a worker that knows their task; empty for none."""
+    if Feature.INSPECT not in broker.features:
+        return ""
+    look = Filter(states=frozenset({JobState.SCHEDULED}), look=_LOOK)
+    found = [
+        record.envelope
+        for record in broker.find(look, _LOOK).records
+        if waits_for_its_task(record) and (not queues or record.envelope.queue in queues)
+    ]
+    names = ", ".join(sorted({job.task for job in found})[:_NAMED])
+    return f" ({len(found)} of tasks that this app does not know: {names})" if found else ""
 
 
 class _OpenQuestion:
