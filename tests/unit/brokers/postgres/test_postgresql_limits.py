@@ -140,6 +140,22 @@ def test_an_owner_that_opens_a_limit_after_its_last_look_is_woken(
 
 
 @HOWS
+def test_a_step_without_a_job_waits_for_the_limiter_that_another_holds(
+    broker: PostgresBroker, url: str, schema: str, how: str
+) -> None:
+    ids = put(broker, 1, **limit(broker, how, LimitSettings(concurrency=2)))
+    got: list[Lease] = []
+    with connect(url) as holder, connect(url, autocommit=True) as looker:
+        holder.execute(f"SELECT FROM {schema}.gate FOR UPDATE".encode())
+        thread = threading.Thread(target=lambda: got.extend(take(broker, "one")))
+        thread.start()
+        until_blocked(looker, holder)
+        holder.rollback()
+        thread.join(60)
+    assert names(got) == ids
+
+
+@HOWS
 def test_a_place_that_becomes_free_while_another_is_at_the_gate_is_not_forgotten(
     broker: PostgresBroker, url: str, schema: str, how: str
 ) -> None:

@@ -2,8 +2,8 @@
 -- 26_limiter.sql, leasing under a limit in 47_partition_claim.sql. A partition stands in a line (a
 -- row of "stand") when its first job there may start.
 --
--- A limiter is a row of "gate". Only the holder of its lock changes it, and nobody ever waits for
--- that lock. Puts, verdicts and acts write events into "inbox", and the holder of the lock takes
+-- A limiter is a row of "gate". Only the holder of its lock changes it. Only look_again waits for that
+-- lock, and holds no other lock of a row meanwhile. Puts, verdicts and acts write events into "inbox", and the holder of the lock takes
 -- them over. A transaction that does not get the lock leaves its events to the holder. Both look
 -- into the inbox once more after their commits (open_gates). So the later of the two finds the
 -- events.

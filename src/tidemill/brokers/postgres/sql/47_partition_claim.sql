@@ -1,7 +1,7 @@
 -- Leasing under limits. A ready job may start if the limiter of its queue admits the job. In a
 -- partition, the limiter of the partition must admit the job, too, and the partition must stand in
--- the line. A claim passes over limiters that another transaction holds: that transaction wakes us
--- when it is done.
+-- the line. A claim passes over limiters that another transaction holds. If the claim gets no job,
+-- look_again waits for these limiters.
 
 CREATE OR REPLACE FUNCTION tidemill.claim_limited(
     lines int[], most int, me int, this bigint, consumes boolean, t float8, p tidemill.prefs,

@@ -97,11 +97,20 @@ DECLARE
     taken record;
     who   record;
     d     float8;
+    ready int[];
 BEGIN
     leases := '';
     -- Mostly there is no job: then write nothing.
-    IF cardinality(lines_for(w.queues, kinds_of(w), clock(p), limited)) > 0
-       AND NOT EXISTS (SELECT FROM departure) THEN
+    ready := lines_for(w.queues, kinds_of(w), clock(p), limited);
+    IF cardinality(ready) > 0 AND NOT EXISTS (SELECT FROM departure) THEN
+        -- The step passed over the limiters that others held. Wait for them now, before any other lock is held.
+        IF limited AND may_read_terms() THEN
+            PERFORM FROM gate WHERE id = ANY (
+                ARRAY (SELECT 'q' || number FROM queue
+                       WHERE gated AND number IN (SELECT l / 4 FROM unnest(ready) AS l))
+                || (SELECT lane FROM stand WHERE line = ANY (ready) ORDER BY line, rank, number LIMIT 1))
+            ORDER BY id FOR UPDATE;
+        END IF;
         SELECT * INTO mine FROM pulse WHERE owner = me FOR UPDATE;
         -- Take no jobs if the client has repeated this step on another connection: nobody would
         -- hear of them. Take none if jobs were handed to the owner meanwhile: the owner must hear
