@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -286,6 +285,8 @@ class Session:
                 self._changed.notify_all()
 
     def _attach(self, runtime: Runtime) -> str:
+        import socket
+
         host, pid = socket.gethostname(), os.getpid()
         owner = Owner(
             id=new_id(),
