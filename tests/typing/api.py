@@ -73,7 +73,7 @@ def options_are_typed() -> None:
     minute, noon = timedelta(minutes=1), datetime(2030, 1, 1, 12, tzinfo=UTC)
     Tidemill(retries=Retries(5, delay=60), timeout=minute, queue=None)
     Tidemill(retires=3)  # type: ignore[call-arg]
-    Tidemill(timeout="5")  # type: ignore[arg-type]
+    Tidemill(timeout=[5])  # type: ignore[arg-type]
 
     mill.task(retries=3, key=lambda path: str(path), limit="10/s", tags=["a"], timeout=None)
     mill.task(key=Key("k", on_conflict="replace", max_wait=minute), limit=Limit(concurrency=1))
@@ -86,7 +86,7 @@ def options_are_typed() -> None:
     plain.using(delay=minute, at=None, id="a", headers={"a": "b"}, key=Key(lambda path: "k"))
     plain.using(at=noon, tags=("a", "b"), expires=5, ttr=3)  # type: ignore[call-arg]
     plain.using(dealy=5)  # type: ignore[call-arg]
-    plain.using(delay="5")  # type: ignore[arg-type]
+    plain.using(delay=[5])  # type: ignore[arg-type]
     plain.using(tags="a")  # type: ignore[arg-type]
     Key("k", on_conflict="ignore")  # type: ignore[arg-type]
     plain.using(on_conflict="keep")  # type: ignore[call-arg]
@@ -100,7 +100,7 @@ def queues_and_searches_are_typed() -> None:
     orders = mill.queue("orders", rate="5/s", breaker=3)
     mill.queue("orders", max_szie=5)  # type: ignore[call-arg]
     mill.queue("orders", rate=5)  # type: ignore[arg-type]
-    assert_type(orders.put("a", delay=5, ttr=timedelta(hours=1), timeout=3), Job[Any])
+    assert_type(orders.put("a", delay="5 minutes", ttr=timedelta(hours=1), timeout=3), Job[Any])
     orders.put("a", dealy=5)  # type: ignore[call-arg]
     orders.put("a", id=5)  # type: ignore[arg-type]
     orders.put("a", queue="b")  # type: ignore[call-arg]
@@ -248,7 +248,7 @@ async def messages() -> None:
         assert_type(await message.aack(), bool)
         assert_type(await message.arelease(delay=5), bool)
         await message.arelease(dealy=5)  # type: ignore[call-arg]
-    orders.get("5")  # type: ignore[arg-type]
+    orders.get([5])  # type: ignore[arg-type]
     assert_type(await orders.aput("a", timeout=5, txn=None), Job[Any])
     await orders.aput("a", dealy=5)  # type: ignore[call-arg]
     await orders.aput_many(["a"], tags="a")  # type: ignore[arg-type]
@@ -272,4 +272,4 @@ def schedules() -> None:
     mill.schedules.add("s", plain.call("a"), b"* * * * *")  # type: ignore[arg-type]
     assert_type([s.name for s in mill.schedules], list[str])
     assert_type(mill.schedules.run("s"), Job[Any])
-    When(every=30, jitter="x")  # type: ignore[arg-type]
+    When(every=30, jitter=[1])  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import os
+import re
 import sys
 import urllib.parse
 from collections.abc import Iterable
@@ -27,7 +28,12 @@ MAX_SECONDS = 100 * 365 * 86400.0
 LATEST = 2.0**37
 """Epoch seconds, in the year 6325: a later time is a mistake of units."""
 
-Seconds = float | int | dt.timedelta
+Seconds = float | int | dt.timedelta | str
+"""A duration: seconds, a timedelta, or a text such as ``"5 minutes"``."""
+
+ELAPSED = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+_UNITS = ELAPSED | {"day": 86_400.0, "week": 604_800.0}
+_STEP = re.compile(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+?)s?\s*", re.ASCII)
 
 
 def _shown(value: object) -> str:
@@ -57,19 +63,39 @@ def check_name(field: str, value: object) -> str:
 
 
 def check_seconds(field: str, value: object) -> float:
-    """A duration: seconds as a number, or a timedelta; 0 or more, at most a hundred years."""
+    """A duration: seconds, a timedelta or a text; 0 or more, at most a hundred years."""
     if isinstance(value, dt.timedelta):
         value = value.total_seconds()
+    elif isinstance(value, str):
+        value = _seconds_of(field, value)
     if isinstance(value, dt.datetime):
         other = "give the moment as at=" if field == "delay" else "pass the seconds from now on"
         raise InvalidOption(f"{field} must be seconds or a timedelta, not a datetime; {other}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidOption(f"{field} must be seconds or a timedelta, not {_shown(value)}")
+        raise InvalidOption(
+            f"{field} must be seconds, a timedelta or a text as '5 minutes', not {_shown(value)}"
+        )
     if not value >= 0 or value == math.inf:  # ``not value >= 0`` is also true for NaN
         raise InvalidOption(f"{field} must be 0 or more seconds, not {_shown(value)}")
     if value > MAX_SECONDS:
         raise InvalidOption(f"{field} is more than a hundred years; it is given in seconds")
     return float(value)
+
+
+def count_and_unit(text: str) -> tuple[str, str]:
+    """The number and the unit of a text such as ``5 minutes`` or ``day``; either may be empty."""
+    found = _STEP.fullmatch(text)
+    return (found[1] or "", found[2]) if found else ("", "")
+
+
+def _seconds_of(field: str, text: str) -> float:
+    count, unit = count_and_unit(text)
+    if unit not in _UNITS:
+        raise InvalidOption(
+            f"{field} {_shown(text)} is no duration; write seconds, minutes, hours, days or weeks, "
+            "as '5 minutes', or give seconds as a number"
+        )
+    return float(count or 1) * _UNITS[unit]
 
 
 def check_moment(field: str, value: object) -> float:
@@ -118,8 +144,8 @@ def check_retries(value: object, old: RetryPolicy = RetryPolicy()) -> RetryPolic
     """The stored numbers of an option ``retries``. A number keeps the delays of ``old``."""
     if isinstance(value, Retries):
         check_count("retries", value.limit, 0, 65_000)
-        check_seconds("delay of retries", value.delay)
-        check_seconds("cap of retries", value.cap)
+        delay = check_seconds("delay of retries", value.delay)
+        cap = check_seconds("cap of retries", value.cap)
         check_count("immediate of retries", value.immediate, 0, 65_000)
         if not isinstance(value.jitter, bool):
             raise InvalidOption(
@@ -129,7 +155,7 @@ def check_retries(value: object, old: RetryPolicy = RetryPolicy()) -> RetryPolic
             raise InvalidOption(
                 f"factor of retries must be from 1 to 1000, not {_shown(value.factor)}"
             )
-        return value.policy
+        return msgspec.structs.replace(value.policy, delay=delay, cap=cap)
     limit = check_count("retries", value, 0, 65_000)
     return msgspec.structs.replace(old, limit=limit)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import math
-import re
 import zoneinfo
 from collections.abc import Iterator
 from typing import Any, TypedDict, TypeGuard
@@ -14,7 +13,15 @@ import msgspec
 from cronsim import CronSim, CronSimError
 
 from tidemill.core.clock import clock
-from tidemill.core.config import Seconds, check_count, check_known, check_moment, check_seconds
+from tidemill.core.config import (
+    ELAPSED,
+    Seconds,
+    check_count,
+    check_known,
+    check_moment,
+    check_seconds,
+    count_and_unit,
+)
 from tidemill.errors import InvalidOption, TidemillError
 from tidemill.schedules.rules import UNITS, Rule, next_time
 
@@ -23,7 +30,7 @@ class ScheduleOptions(TypedDict, total=False):
     """The options of :meth:`Tidemill.schedule`, as in :class:`When`."""
 
     cron: str | None
-    every: Seconds | str | None
+    every: Seconds | None
     at: dt.datetime | float | None
     zone: str | zoneinfo.ZoneInfo | None
     start: dt.datetime | float | None
@@ -58,7 +65,6 @@ _FIELDS = {
     "month": "1 to 12, or JAN to DEC",
     "day-of-week": "0 (Sunday) to 7, or SUN to SAT",
 }
-_ELAPSED = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 class When:
@@ -91,7 +97,7 @@ class When:
         self,
         *,
         cron: str | None = None,
-        every: Seconds | str | None = None,
+        every: Seconds | None = None,
         at: dt.datetime | float | None = None,
         zone: str | zoneinfo.ZoneInfo | None = None,
         start: dt.datetime | float | None = None,
@@ -146,7 +152,7 @@ class When:
         return f"When({self.rule!r})"
 
 
-Timing = str | Seconds | When
+Timing = Seconds | When
 """The times of a schedule: a cron text, seconds, a timedelta, or a :class:`When`."""
 
 
@@ -216,11 +222,10 @@ def _every(value: Any) -> dict[str, Any]:
         if seconds < LEAST:
             raise InvalidOption(f"every must be at least {LEAST} s, not {value!r}")
         return {"every": seconds}
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+?)s?\s*", value, re.ASCII)
-    count, unit = found.groups() if found else ("", "")
-    if unit in _ELAPSED:
-        return _every(float(count or 1) * _ELAPSED[unit])
-    if unit in UNITS and "." not in (count or ""):
+    count, unit = count_and_unit(value)
+    if unit in ELAPSED:
+        return _every(float(count or 1) * ELAPSED[unit])
+    if unit in UNITS and "." not in count:
         return {"count": check_count("every", int(count or 1), 1, 10_000), "unit": unit}
     raise InvalidOption(
         f"every {value!r} is no interval; write a whole number of seconds, minutes, hours, days, "

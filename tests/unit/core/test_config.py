@@ -13,7 +13,7 @@ from tidemill import Tidemill
 from tidemill.brokers.registry import open_broker
 from tidemill.core import config
 from tidemill.core.config import parse_url
-from tidemill.core.retry import Retries
+from tidemill.core.retry import Retries, RetryPolicy
 from tidemill.errors import FeatureMissing, InvalidOption
 
 NAN, INF = float("nan"), float("inf")
@@ -43,7 +43,8 @@ def test_good_names_are_kept(name: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, 10**5000, "5", None, True, [], 1j,
+    [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, 10**5000, "5", "-5 minutes",
+     "soon", "2 months", "100 weeks ago", "9999999999 days", None, True, [], 1j,
      dt.timedelta(-1), dt.timedelta.max],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -52,6 +53,16 @@ def test_bad_durations_are_refused_by_name_never_0(value: Any) -> None:
     for field in ("delay", "ttr", "timeout", "expires"):
         with pytest.raises(InvalidOption, match=rf"^{field} "):
             config.check_seconds(field, value)
+
+
+def test_a_text_that_is_no_duration_is_shown_one() -> None:
+    with pytest.raises(InvalidOption, match=r"^delay '2 months' is no duration; .* as '5 minutes'"):
+        config.check_seconds("delay", "2 months")
+
+
+def test_retries_store_their_durations_in_seconds() -> None:
+    given = Retries(delay=dt.timedelta(minutes=1), cap="1 hour")  # type: ignore[arg-type]
+    assert config.check_retries(given) == RetryPolicy(delay=60.0, cap=3600.0)
 
 
 def test_a_moment_as_a_duration_is_shown_its_place() -> None:
@@ -66,6 +77,11 @@ def test_good_durations_are_seconds() -> None:
     assert config.check_seconds("delay", 0) == 0.0
     assert config.check_seconds("delay", 3) == 3.0
     assert config.check_seconds("delay", dt.timedelta(minutes=1.5)) == 90.0
+    for text, seconds in (
+        *(("5 minutes", 300), ("1.5 hours", 5400), ("minute", 60), ("2days", 172_800)),
+        *(("1 week", 604_800), ("0 seconds", 0)),
+    ):
+        assert config.check_seconds("delay", text) == seconds
     assert isinstance(config.check_seconds("delay", 3), float)
 
 
