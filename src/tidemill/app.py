@@ -23,6 +23,7 @@ from tidemill.client.queues import Queue
 from tidemill.client.search import Found, SearchOptions, users_queues
 from tidemill.client.task import AsyncTask, Call, Declare, Task, call_by_name
 from tidemill.core.config import Seconds, check_known, check_name
+from tidemill.core.words import counted
 from tidemill.limits.declare import QueueSettings
 from tidemill.runtime import Runtime
 from tidemill.workflows.compose import Composition
@@ -38,6 +39,9 @@ R = TypeVar("R")
 H = TypeVar("H")
 OnProcess = TypeVar("OnProcess", bound=ProcessHandler)
 OnEnqueue = TypeVar("OnEnqueue", bound=EnqueueHandler)
+
+_SHOWN = 10
+"""The most tasks that the text of an app names."""
 
 
 class Tidemill:
@@ -95,6 +99,12 @@ class Tidemill:
     def _make_runtime(self, **settings: Any) -> Runtime:
         """The parts of the app; the app of a Django project makes others."""
         return Runtime(**settings)
+
+    def __repr__(self) -> str:
+        names = sorted(self.tasks)
+        shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+        tasks = counted(len(names), "task") + (f": {shown}" if names else "")
+        return f"<Tidemill {self.runtime.shown_url}, {tasks}>"
 
     # -- settings -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextvars
 import fnmatch
 import functools
 import logging
+import re
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -156,6 +157,14 @@ class Runtime:
         if self._url is None and self._env[0] is None:
             self._url = default_url()
         return self._url or self.broker.url
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without password and options; this opens no store."""
+        if self._broker is not None:
+            return self._broker.url
+        url = self._url or (default_url() if self._env[0] is None else "lmdb")
+        return re.sub(r"(://)[^/?#]*@", r"\1***@", url.partition("?")[0])
 
     @property
     def broker(self) -> Store:

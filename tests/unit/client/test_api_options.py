@@ -102,6 +102,34 @@ def test_durations_may_be_timedeltas_and_moments_datetimes(mill: Tidemill) -> No
     assert task.using(timeout=None).call(1).options.timeout == 0
 
 
+def test_0_and_none_mean_what_the_page_of_options_says(mill: Tidemill) -> None:
+    task = mill.task(timeout=5, expires=9, retries=7)(work)
+    for given, timeout, expires, retries in (
+        ({"timeout": None}, 0, 9, 7),
+        ({"timeout": 0}, 0, 9, 7),
+        ({"expires": None}, 5, 9, 7),
+        ({"expires": 0}, 5, 0, 7),
+        ({"retries": None}, 5, 9, 7),
+        ({"retries": 0}, 5, 9, 0),
+    ):
+        record = task.using(**given).enqueue(1).record
+        envelope = record.envelope
+        assert (envelope.timeout, envelope.expires) == (timeout, expires), given
+        assert envelope.retries.limit == retries
+        assert bool(record.expires) == bool(expires)
+
+
+def test_the_text_of_an_app_names_its_store_and_its_tasks(tmp_path: Path) -> None:
+    app = Tidemill("redis://ann:secret@localhost:6379/0?patience=1")
+    assert repr(app) == "<Tidemill redis://***@localhost:6379/0, 0 tasks>"
+    for n in range(12):
+        app.task(name=f"t{n:02}")(work)
+    assert repr(app).endswith(", 12 tasks: t00, t01, t02, t03, t04, t05, t06, t07, t08, t09 …>")
+    store = Tidemill(f"lmdb://{tmp_path}/store")
+    assert repr(store) == f"<Tidemill lmdb://{tmp_path}/store, 0 tasks>"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_options_go_from_app_to_task_to_call() -> None:
     # case T3, T7
     mill = Tidemill("memory://", retries=7, timeout=9, queue="all")
