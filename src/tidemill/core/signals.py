@@ -438,15 +438,15 @@ def _stand_still(ident: int) -> None:
         time.sleep(PAUSE)
 
 
-def aim(ident: int, tell: Callable[[], None] = lambda: None) -> bool:
+def aim_at(ident: int, tell: Callable[[], None] = lambda: None) -> bool:
     """Aim at a thread; True when an exception may be sent to it now.
 
-    At the end of its shield the thread calls ``tell``, and then waits until :func:`take_off`.
+    At the end of its shield the thread calls ``tell``, and then waits until :func:`end_aim`.
     """
     _aimed[ident] = tell
     return ident not in _threads
 
 
-def take_off(ident: int) -> None:
+def end_aim(ident: int) -> None:
     """End the aim: the exception was sent, or will not be sent."""
     _aimed.pop(ident, None)

@@ -351,7 +351,7 @@ class Outbox:
             _emptied(self.stuck),
         )
         leaving = self._slots.quiet
-        state = self._slots.wanted(verdicts), leaving
+        state = self._slots.depth_after(verdicts), leaving
         answers = _emptied(self.answers)
         if verdicts or notes or returned or stuck or answers or state != self._sent:
             point("process.ended")

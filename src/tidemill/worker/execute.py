@@ -81,11 +81,11 @@ class Run(msgspec.Struct, eq=False):
         started: wall time.
         row: the run's row on the scoreboard.
         deadline: machine time, 0 for none.
-        wanted: the interruption that a terminate, timeout or stop asked for.
+        interrupt_by: the exception by which a terminate, timeout or stop is to end the run.
         interrupted: the interruption that came before the end of the job.
         caught: True when the task caught the interruption and returned.
-        asked: machine time of the first try to interrupt.
-        nudged: machine time of the latest try to interrupt.
+        first_try: machine time of the first try to interrupt.
+        latest_try: machine time of the latest try to interrupt.
         fault: the error of the job when its subtask raised SystemExit.
         sent: a lock, released once the exception is sent.
         asyncio_task: the asyncio task of an async job; ``loop`` is its loop.
@@ -100,11 +100,11 @@ class Run(msgspec.Struct, eq=False):
     started: float
     row: int = 0
     deadline: float = 0.0
-    wanted: Interrupt | None = None
+    interrupt_by: Interrupt | None = None
     interrupted: Interrupt | None = None
     caught: bool = False
-    asked: float = 0.0
-    nudged: float = 0.0
+    first_try: float = 0.0
+    latest_try: float = 0.0
     fault: BaseException | None = None
     sent: Any = None
     asyncio_task: asyncio.Task[Any] | None = None

@@ -70,9 +70,9 @@ class ProcessPool:
         name: str,
         folder: str,
         machine: Machine,
-        started: Callable[[], None],
+        on_start: Callable[[], None],
     ) -> None:
-        """``started`` is called after each start of a process, by the thread that started it."""
+        """``on_start`` is called after each start of a process, by the thread that started it."""
         self.settings = settings
         self.lock = machine.lock()
         self.processes: list[WorkerProcess] = []
@@ -89,7 +89,7 @@ class ProcessPool:
         self._name = name
         self._folder = folder
         self._machine = machine
-        self._started = started
+        self._on_start = on_start
         self._respawn_at = 0.0  # machine time of the next start; 0 when no start is held back
         self._full = False  # True while jobs of leaving processes take all slots
         self._rolls = False  # True while a reload waits for free slots
@@ -119,7 +119,7 @@ class ProcessPool:
         point("worker.spawned")
         self.processes.append(process)
         self.news = True
-        self._started()
+        self._on_start()
         return process
 
     @property
@@ -403,8 +403,8 @@ class ProcessPool:
         for process in list(self.processes):
             if process.timed or process.state > State.SERVING:
                 self._read_all(process)  # the supervisor may be in a call of the store
-            self._look_at(process, now)
-        ending = [process for process in self.processes if process.is_idle(now)]
+            self._check(process, now)
+        ending = [process for process in self.processes if process.check_idle(now)]
         ending.sort(key=lambda process: process.since)
         for process in ending[: -ENDING_MOST * self.settings.processes]:
             self._end_lingering(process, now)
@@ -415,7 +415,7 @@ class ProcessPool:
             self.slots_freed()
             self.news = True  # a suspect job may wait for a process of its own
 
-    def _look_at(self, process: WorkerProcess, now: float) -> None:
+    def _check(self, process: WorkerProcess, now: float) -> None:
         if process.state >= State.CLOSED and process.exited():
             self._gone(process)
         elif process.state is State.KILLED:
@@ -458,10 +458,13 @@ class ProcessPool:
             self._stuck(process, stuck_verdict(lease, lease.open(), trace, row.started, terminated))
         process.timed = any(lease.timeout for lease in process.held.values())
 
-    def next_look(self, *, exact: bool = False) -> float:
-        """Machine time of the next look at the processes. A look finds changes without a signal."""
+    def plan_look(self, *, exact: bool = False) -> float:
+        """Send the frames that wait, and return the machine time of the next look at the processes.
+
+        A look finds changes without a signal.
+        """
         now = clock.machine()
-        times = [self.reports.print_at, *[each.next_look(now) for each in self.processes]]
+        times = [self.reports.print_at, *[each.plan_look(now) for each in self.processes]]
         if exact:
             times += [at for process in self.processes for at in process.deadlines()]
         if self._respawn_at:

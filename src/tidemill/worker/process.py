@@ -244,8 +244,11 @@ class WorkerProcess:
         beat = board.beat_of(self.first_slot)
         return self.stuck.is_over(neighbours, beat, self._settings.stuck_grace, now)
 
-    def next_look(self, now: float) -> float:
-        """Machine time of the next look at the process. A look finds changes without a signal."""
+    def plan_look(self, now: float) -> float:
+        """Send the frames that wait, and return the machine time of the next look at the process.
+
+        A look finds changes without a signal.
+        """
         state, age = self.state, now - self.since
         if state is State.KILLED:
             return now + (0.01 if age < 0.5 else 0.1)
@@ -300,13 +303,16 @@ class WorkerProcess:
         After its last job, its functions of ``process_stop`` and ``atexit`` may run as long as a
         shutdown may take.
         """
-        if not self.is_idle(now):
+        if not self.check_idle(now):
             return False
         patience = max(self._waits.reap, self._settings.shutdown_timeout if self.left else 0.0)
         return now - self.since > patience
 
-    def is_idle(self, now: float) -> bool:
-        """True when the process has only to exit: its socket has ended, or it runs no last job."""
+    def check_idle(self, now: float) -> bool:
+        """True when the process has only to exit: its socket has ended, or it runs no last job.
+
+        If it still runs a last job, ``since`` becomes the present time.
+        """
         if self.state is State.LEAVING and self.running():
             self.since = now
             return False

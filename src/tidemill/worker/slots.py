@@ -259,7 +259,7 @@ class Slots:
         """True while a job waits or runs, or when one has ended since the last tick."""
         return bool(self.running or self._jobs or self._finished)
 
-    def wanted(self, ended: Sequence[Verdict]) -> int:
+    def depth_after(self, ended: Sequence[Verdict]) -> int:
         """The number of leases to hold in all, now that these jobs have ended."""
         if ended:
             self._prefetch.measure(ended)

@@ -201,7 +201,7 @@ class Supervisor:
         self._error: BaseException | None = None  # what has ended the thread of the loop
         self._served = False  # True when this thread has ended
         self._broken = False  # True when an error has ended the main thread
-        self._look_at = 0.0  # machine time of the next look at the processes
+        self._look_due = 0.0  # machine time of the next look at the processes
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
         self._outgrown = False  # True when the store no longer serves this version
         self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
@@ -365,7 +365,7 @@ class Supervisor:
             point("worker.handed")
             for command in reply.commands:
                 self._obey(command)
-            self._look_by(self.pool.next_look())
+            self._look_by(self.pool.plan_look())
 
     # -- in the main thread ---------------------------------------------------------------------
 
@@ -374,21 +374,21 @@ class Supervisor:
         with self.pool.lock:
             open_ones = [one for one in self.pool.processes if one.state < State.CLOSED]
             fds = [process.fileno() for process in open_ones]
-            self._look_at = min(self._look_at, self.pool.next_look())
-        self._poll(fds, min(LONGEST_SLEEP, max(0.0, self._look_at - clock.machine())))
+            self._look_due = min(self._look_due, self.pool.plan_look())
+        self._poll(fds, min(LONGEST_SLEEP, max(0.0, self._look_due - clock.machine())))
         point("worker.collected")
-        if clock.machine() >= self._look_at:
-            self._look()
+        if clock.machine() >= self._look_due:
+            self._look_after()
         if self.pool.news:
             loop.wake()
 
     def _look_by(self, at: float) -> None:
         """Look after the processes no later than at this machine time. The lock is held."""
-        if at < self._look_at:
-            self._look_at = at
+        if at < self._look_due:
+            self._look_due = at
             self.signals.ring()
 
-    def _look(self) -> None:
+    def _look_after(self) -> None:
         """Look after the processes."""
         with self.pool.lock:
             pool = self.pool
@@ -399,7 +399,7 @@ class Supervisor:
                 log.error("the store does not answer: jobs that ended last may run again")
                 self._machine.exit(INTERRUPTED)
             end = self._exit_at or self._stopping or math.inf
-            self._look_at = min(pool.next_look(exact=True), end)
+            self._look_due = min(pool.plan_look(exact=True), end)
 
     def _end_all(self) -> None:
         """Kill all processes. Their verdicts are then stored, unless the store stalls."""
@@ -438,7 +438,7 @@ class Supervisor:
             self._take_signal(signum, now)
         if signals:
             self.pool.news = True
-            self._look_at = 0.0
+            self._look_due = 0.0
 
     def _take_signal(self, signum: int, now: float) -> None:
         gently = signum in (signal.SIGTERM, signal.SIGINT)

@@ -34,12 +34,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.retry import JobTerminated, JobTimeout, WorkerStopping
-from tidemill.core.signals import aim, handle_again, take_off
+from tidemill.core.signals import aim_at, end_aim, handle_again
 
 if TYPE_CHECKING:
     from tidemill.worker.execute import Interrupt, Run
 
-NUDGE = 0.15
+CANCEL_AGAIN = 0.15
 """Seconds between two cancellations of an async job, whose clean-up may await something, too."""
 
 ALARM_AGAIN = 0.05
@@ -93,7 +93,7 @@ class Timeouts:
             terminate = self.orders.pop(run.token, None)
             if terminate is not None:
                 self._apply(run, terminate)
-        if run.deadline or run.wanted:
+        if run.deadline or run.interrupt_by:
             self._ring()  # tell the timekeeper of the run and its deadline
 
     def _disarm(self, run: Run, *, returned: bool) -> None:
@@ -118,14 +118,14 @@ class Timeouts:
         run, self._alarm = self._alarm, None
         if run is None or run.token not in self.running:
             return
-        if not aim(self.main, self._ring):
+        if not aim_at(self.main, self._ring):
             # In a section that defers signals, the end of the section calls this handler again.
             if handle_again(signum):
                 self._alarm = run
-                take_off(self.main)
+                end_aim(self.main)
             # When the shield ends, this thread rings, and the timekeeper sends another alarm.
             return
-        take_off(self.main)
+        end_aim(self.main)
         if self.running.pop(run.token, None) is not None:
             kind = self._mark(run)
             run.sent.release()
@@ -155,7 +155,7 @@ class Timeouts:
     def _apply(run: Run, terminate: bool) -> None:
         run.context.cancelled = True
         if terminate:
-            run.wanted = JobTerminated
+            run.interrupt_by = JobTerminated
 
     # -- in the timekeeper ---------------------------------------------------------------------
 
@@ -163,13 +163,13 @@ class Timeouts:
         """Machine time of the next look; None when none is due."""
         times = []
         for run in list(self.running.values()):
-            if run.asked:
-                again = run.nudged + ALARM_AGAIN if run.ident == self.main else math.inf
-                times.append(min(run.asked + self._patience_with(run), again))
+            if run.first_try:
+                again = run.latest_try + ALARM_AGAIN if run.ident == self.main else math.inf
+                times.append(min(run.first_try + self._patience_with(run), again))
             elif run.deadline or self.stop_at:
                 times.append(min(run.deadline or math.inf, self.stop_at or math.inf))
         times += [
-            min(run.asked + self.patience, run.nudged + NUDGE)
+            min(run.first_try + self.patience, run.latest_try + CANCEL_AGAIN)
             for run in list(self._interrupted.values())
             if run.interrupted is not WorkerStopping
         ]
@@ -178,12 +178,12 @@ class Timeouts:
     def look(self, now: float) -> list[Run]:
         """Interrupt runs that are overdue or to be ended; returns the runs that are stuck."""
         for run in list(self.running.values()):
-            if run.wanted is None and run.deadline and now >= run.deadline:
-                run.wanted = JobTimeout
-            elif run.wanted is None and self.stop_at and now >= self.stop_at:
-                run.wanted = WorkerStopping
-            if run.wanted is not None:
-                run.asked = run.asked or now
+            if run.interrupt_by is None and run.deadline and now >= run.deadline:
+                run.interrupt_by = JobTimeout
+            elif run.interrupt_by is None and self.stop_at and now >= self.stop_at:
+                run.interrupt_by = WorkerStopping
+            if run.interrupt_by is not None:
+                run.first_try = run.first_try or now
                 self._interrupt(run, now)
         for run in list(self._unsent.values()):
             self._send(run)
@@ -191,52 +191,53 @@ class Timeouts:
         for run in list(self._interrupted.values()):
             if run.interrupted in (None, WorkerStopping):
                 continue  # not stuck: the job may clean up until the process is killed
-            if now - run.asked >= self.patience:
+            if now - run.first_try >= self.patience:
                 if self._interrupted.pop(run.token, None) is not None:
                     stuck.append(run)
-            elif now - run.nudged >= NUDGE:
-                run.nudged = now
+            elif now - run.latest_try >= CANCEL_AGAIN:
+                run.latest_try = now
                 _cancel(run)
         return stuck
 
     def _patience_with(self, run: Run) -> float:
         """Seconds that an interrupted run has to end before it counts as stuck."""
-        return math.inf if run.wanted is WorkerStopping else self.patience
+        return math.inf if run.interrupt_by is WorkerStopping else self.patience
 
     def _mark(self, run: Run) -> Interrupt:
-        run.nudged = run.nudged or run.asked
+        run.latest_try = run.latest_try or run.first_try
         self._interrupted[run.token] = run
-        kind = run.interrupted = run.wanted or JobTimeout  # comes last: ``finished`` waits for it
+        # This comes last, since ``finished`` waits for it.
+        kind = run.interrupted = run.interrupt_by or JobTimeout
         return kind
 
     def _interrupt(self, run: Run, now: float) -> None:
-        late = now - run.asked >= self._patience_with(run)
+        late = now - run.first_try >= self._patience_with(run)
         if run.ident == self.main:
             if not late:
-                self._alarm, run.nudged = run, now
+                self._alarm, run.latest_try = run, now
                 pthread_kill(self.main, signal.SIGALRM)
             elif self.running.pop(run.token, None) is not None:
                 # The handler of the alarm never ran: the job is stuck.
                 self._mark(run)
                 run.sent.release()
-                take_off(self.main)
+                end_aim(self.main)
         elif run.asyncio_task is not None and run.loop is not None:
             if self.running.pop(run.token, None) is not None:
                 self._mark(run)
                 _cancel(run)
-        elif aim(run.ident, self._ring) or late:
+        elif aim_at(run.ident, self._ring) or late:
             if self.running.pop(run.token, None) is None:
-                take_off(run.ident)
+                end_aim(run.ident)
             else:
                 self._mark(run)
                 self._send(run)
         elif run.token not in self.running:
             # The run has ended, so the shield belongs to the next job of its thread.
-            take_off(run.ident)
+            end_aim(run.ident)
 
     def _send(self, run: Run) -> None:
         """Send the exception to a thread, now or when its shield ends."""
-        if not aim(run.ident, self._ring):
+        if not aim_at(run.ident, self._ring):
             self._unsent[run.token] = run
             return
         try:
@@ -245,7 +246,7 @@ class Timeouts:
             self._unsent.pop(run.token, None)
             run.sent.release()
         finally:
-            take_off(run.ident)
+            end_aim(run.ident)
 
     def stack_of(self, run: Run) -> str:
         """The stack of the run at this moment, as text."""

@@ -21,7 +21,7 @@ from tidemill.client.context import JobContext
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease
 from tidemill.core.retry import JobTimeout
-from tidemill.core.signals import aim, lower_shield, raise_shield, take_off
+from tidemill.core.signals import aim_at, end_aim, lower_shield, raise_shield
 from tidemill.worker import timeouts as module
 from tidemill.worker.execute import Run
 from tidemill.worker.timeouts import Timeouts
@@ -40,9 +40,9 @@ def run_here() -> Run:
 def may_interrupt(ident: int) -> bool:
     """Whether no shield of the thread is left."""
     try:
-        return aim(ident)
+        return aim_at(ident)
     finally:
-        take_off(ident)
+        end_aim(ident)
 
 
 class Victim:
@@ -73,11 +73,11 @@ def test_a_shield_that_is_up_is_respected() -> None:
     raise_shield()
     raise_shield()
     lower_shield()
-    assert not aim(ident)
-    take_off(ident)
+    assert not aim_at(ident)
+    end_aim(ident)
     lower_shield()
-    assert aim(ident)
-    take_off(ident)
+    assert aim_at(ident)
+    end_aim(ident)
 
 
 def test_a_step_does_not_begin_between_the_look_and_the_shot(
@@ -112,7 +112,7 @@ def test_a_step_does_not_begin_between_the_look_and_the_shot(
     victim = Victim(timeouts, job)
     ready.wait()
     assert victim.run is not None
-    victim.run.wanted = JobTimeout
+    victim.run.interrupt_by = JobTimeout
     timeouts.look(time.monotonic())
     victim.join()
     assert isinstance(victim.error, JobTimeout)
@@ -149,7 +149,7 @@ def test_a_hundred_shots_hit_nothing_shielded() -> None:
         while not timeouts.running:
             time.sleep(0)
         (run,) = timeouts.running.values()
-        run.wanted = JobTimeout
+        run.interrupt_by = JobTimeout
         while timeouts.running:
             timeouts.look(time.monotonic())
         victim.join()
@@ -253,10 +253,10 @@ class FanOut:
         timekeeper.timeouts.patience = 60.0  # a busy machine makes no job stuck
         self.steps = 0
         self.aimed_at: list[int] = []
-        monkeypatch.setattr(module, "aim", self._aim)
+        monkeypatch.setattr(module, "aim_at", self._aim)
 
     def _aim(self, ident: int, tell: Callable[[], None]) -> bool:
-        is_free = aim(ident, tell)
+        is_free = aim_at(ident, tell)
         self.aimed_at.append(self.steps)
         return is_free
 

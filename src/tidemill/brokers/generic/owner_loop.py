@@ -138,12 +138,12 @@ class OwnerLoop:
         except Exception as error:
             return self._poll(fds, self.failed(error))
 
-    def sleep(self, sleep: Sleep, seconds: float) -> None:
+    def sleep(self, how: Sleep, seconds: float) -> None:
         """Sleep until the time is over, or until news come."""
         # No ring is missed: the loop is asleep before it looks for news.
         self.asleep = True
         try:
-            if not self.has_news() and sleep([self._bell.fileno()], seconds):
+            if not self.has_news() and how([self._bell.fileno()], seconds):
                 self._bell.recv(4096)
         finally:
             self.asleep = False
