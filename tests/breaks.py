@@ -112,6 +112,20 @@ BREAKS = (
         "tests/simulation",
     ),
     Break(
+        "A worker removes its scoreboard although the store has not taken its last verdicts.",
+        "worker/supervisor.py",
+        "if self.pool.verdicts and self._runtime is None:",
+        "if not self.pool.lock and self._runtime is None:",
+        "tests/simulation/test_simulated_shutdown.py",
+    ),
+    Break(
+        "A stuck job that ends at last is settled again.",
+        "worker/execute.py",
+        "        if self._timeouts.finished(run):\n            return True\n",
+        "        if self._timeouts.finished(run) or True:\n            return True\n",
+        "tests/unit/worker/test_ends_and_timeouts.py",
+    ),
+    Break(
         "Any signature of a job is good.",
         "core/codec.py",
         "    return any(compare_digest(_digest(key, part), signature) for key in keys)\n",
