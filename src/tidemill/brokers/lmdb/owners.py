@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 
 from tidemill.brokers.contract.exchange import Want
+from tidemill.brokers.lmdb.engine.environment import translated
 from tidemill.brokers.lmdb.engine.group_commit import BRISK
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import Sleeper, WakeUps
@@ -169,7 +170,10 @@ class Owners(shared.Owners[LocalOwner]):
         self._store.room.check_place()
         if not owner.lease:  # its former self would be taken for dead without its FIFO
             self.detach(owner.id)
-        super().attach(owner)
+        try:
+            super().attach(owner)
+        except OSError as error:  # the disk has no room for the FIFO of the owner
+            raise translated(error, self._store.folder)  # noqa: B904 - it names its cause
 
     def detach(self, owner_id: str, *, brisk: bool = True) -> None:
         super().detach(owner_id, brisk=brisk)
