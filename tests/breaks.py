@@ -114,8 +114,8 @@ BREAKS = (
     Break(
         "A worker removes its scoreboard although the store has not taken its last verdicts.",
         "worker/supervisor.py",
-        "if self.pool.verdicts and self._runtime is None:",
-        "if not self.pool.lock and self._runtime is None:",
+        "        if self._runtime is None:\n            self._machine.exit(INTERRUPTED)\n",
+        "",
         "tests/simulation/test_simulated_shutdown.py",
     ),
     Break(

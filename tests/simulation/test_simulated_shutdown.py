@@ -349,6 +349,28 @@ def test_an_error_of_the_main_thread_leaves_the_last_step_to_the_loop(sim: Simul
     assert worker.processes == []
 
 
+@pytest.mark.parametrize("store", ["is away", "stalls"])
+def test_an_error_of_the_main_thread_leaves_the_scoreboard_if_no_last_step_is_taken(
+    sim: Simulation, store: str
+) -> None:
+    # laws 2, 6
+    job = sim.task("quick", seconds=5.0, retries=Retries(3, delay=0)).enqueue()
+    worker = sim.worker()
+    sim.until(lambda: sim.runs(job))
+    if store == "stalls":
+        sim.store.stall(100.0)
+    else:
+        sim.store.be_away(100.0)
+    sim.run_for(6.0)
+    worker.break_main_thread()
+    assert worker.until_ended() == 1
+    assert sim.said("the worker ends by an error of its own") == 1
+    sim.run_for(100.0)
+    sim.worker()
+    sim.until_succeeded(job)
+    assert job.refresh().attempt == 2  # it was on the scoreboard
+
+
 def test_stacks_that_cannot_be_printed_cost_a_log_line(
     sim: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

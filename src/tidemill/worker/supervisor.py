@@ -261,13 +261,15 @@ class Supervisor:
         except BaseException as error:
             self._end_loop(loop)
             self._error = error
+            if self.pool.verdicts or not self._served:
+                log.error("the worker ends by an error of its own", exc_info=error)
+                self._leave_board()
         if self._error is not None:
             raise self._error
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
-        if self.pool.verdicts and self._runtime is None:
-            # Owner and scoreboard stay, so that the ended jobs use an attempt.
-            self._machine.exit(INTERRUPTED)
+        if self.pool.verdicts:
+            self._leave_board()
         if self._outgrown:
             return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
@@ -304,6 +306,11 @@ class Supervisor:
         while not self._served and clock.machine() < until:
             self._machine.poll([self.signals.fileno()], until - clock.machine())
             self.signals.take()
+
+    def _leave_board(self) -> None:
+        """End this process: owner and scoreboard stay, so that the ended jobs use an attempt."""
+        if self._runtime is None:
+            self._machine.exit(INTERRUPTED)
 
     @property
     def over(self) -> bool:
