@@ -39,9 +39,8 @@ def test_each_described_endpoint_is_served() -> None:
     endpoints = Endpoints(None, ENDPOINTS)  # type: ignore[arg-type]
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{", "").replace("}", "")
-        methods, values = endpoints._find(path.encode())
-        assert methods[endpoint.method] is endpoint
-        assert values == endpoint.names
+        scope = {"method": endpoint.method, "path": path}
+        assert endpoints.route(scope) == (endpoint, endpoint.names)
 
 
 def test_all_references_in_the_description_resolve() -> None:

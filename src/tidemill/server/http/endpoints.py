@@ -223,27 +223,28 @@ class Endpoints:
         Raises:
             Problem: the path does not have the method.
         """
-        methods, values = self._find(scope.get("raw_path") or scope["path"].encode())
-        if not methods:
+        found = self._find(scope.get("raw_path") or scope["path"].encode())
+        if not found:
             return None, []
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        endpoint = methods.get(method)
-        if endpoint is None:
-            raise not_allowed(methods)
-        return endpoint, values
+        for methods, values in found:
+            if method in methods:
+                return methods[method], values
+        raise not_allowed({name: one for methods, _ in found for name, one in methods.items()})
 
-    def _find(self, path: bytes) -> tuple[dict[str, Endpoint], list[str]]:
-        values: list[str] = []
-        node = self._tree
+    def _find(self, path: bytes) -> list[tuple[dict[str, Endpoint], list[str]]]:
+        """The methods of each path that fits, and the values in it.
+
+        A job may have the id ``cancel``, which is also a fixed part of a path.
+        """
+        nodes: list[tuple[dict[Any, Any], list[str]]] = [(self._tree, [])]
         for part in path.decode("latin-1").strip("/").split("/"):
-            fixed = node.get(part) if part else None
-            if fixed is None:
-                fixed = node.get(None)
-                if fixed is None or not part:
-                    return {}, []
-                values.append(_unquoted(part))
-            node = fixed
-        return node.get("", {}), values
+            if not part:
+                return []
+            fixed = [(node[part], values) for node, values in nodes if part in node]
+            named = [(node[None], values) for node, values in nodes if None in node]
+            nodes = fixed + [(node, [*values, _unquoted(part)]) for node, values in named]
+        return [(node[""], values) for node, values in nodes if "" in node]
 
     async def authorize(
         self, endpoint: Endpoint, exchange: Exchange, values: Sequence[str]
