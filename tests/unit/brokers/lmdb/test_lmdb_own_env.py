@@ -97,3 +97,15 @@ def test_a_prefix_is_a_name(tmp_path: Path, prefix: str) -> None:
 def test_an_environment_must_be_one() -> None:
     with pytest.raises(InvalidOption, match=r"env must be"):
         LmdbBroker.around("here", "tm-")  # type: ignore[arg-type]
+
+
+def test_only_the_caller_of_an_own_environment_is_asked_for_its_transaction(
+    env: lmdb.Environment, tmp_path: Path
+) -> None:
+    guest, own = LmdbBroker.around(env, "tm-"), open_broker(f"lmdb://{tmp_path}/own")
+    for broker, is_asked in ((guest, True), (own, False)):
+        lock = broker._store.environment.write_lock
+        assert lock.take()
+        assert ("pass it as txn=" in lock.holder()) is is_asked
+        lock.free()
+        broker.close()

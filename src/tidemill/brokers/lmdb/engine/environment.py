@@ -83,7 +83,7 @@ class Environment:
         if env is None:
             _refuse_network(self.folder)
         self.env = env or self._open()
-        self.write_lock = WriteLock(self.data)
+        self.write_lock = WriteLock(self.data, shared=not self.ours)
 
     def _open(self) -> lmdb.Environment:
         """Make and check the files, then open them."""

@@ -40,9 +40,13 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock of Linux: type, whence, start, l
 class WriteLock:
     """The lock of one environment in this process."""
 
-    def __init__(self, data: str) -> None:
-        """``data`` is the path of the data file."""
+    def __init__(self, data: str, *, shared: bool = False) -> None:
+        """``data`` is the path of the data file.
+
+        ``shared`` is True for an environment of the caller, who may have a transaction open in it.
+        """
         self._closed = False
+        self._shared = shared
         # Keeps threads apart: a record lock belongs to the whole process.
         self._inside = threading.Lock()
         self._fd = _open(data)
@@ -116,6 +120,8 @@ class WriteLock:
         """Name the process with the lock, and the remedy, as the end of a sentence."""
         pid = self._holding()
         if not pid and self.busy:
+            if not self._shared:
+                return "by this process itself, for a large batch, or by one without tidemill"
             return (
                 "by this process itself, for a large batch or for a transaction of your own, or by "
                 "another process without tidemill; inside your own transaction pass it as txn="
