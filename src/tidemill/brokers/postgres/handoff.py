@@ -27,8 +27,7 @@ class HandOff:
         self._arrived: list[tuple[int, str]] = []  # turn, lease
         self._asked: Want | None = None
         self._due = 0.0  # monotonic time at which the next job comes due
-        # True when the owner has slept since its last step, so that it reacts to hints.
-        self._waited = False
+        self._has_waited = False  # for hints, at least once
 
     def arrived(self, turn: int, packed: str) -> None:
         """Keep a lease that a notification brought."""
@@ -37,12 +36,11 @@ class HandOff:
 
     def waits(self) -> None:
         """Remember that the owner begins to wait."""
-        self._waited = True
+        self._has_waited = True
 
     def may_come(self, want: Want) -> bool:
         """Whether puts may lease jobs to the owner while it sleeps after this step."""
-        waited, self._waited = self._waited, False
-        return waited and want.sleep and want.tasks and not want.messages
+        return self._has_waited and want.sleep and want.tasks and not want.messages
 
     def take(self, step: Step) -> Reply | None:
         """Answer a step with leases that have arrived; None when the server must be asked."""
@@ -60,7 +58,6 @@ class HandOff:
         for packed in arrived:
             leases += leases_of(binascii.a2b_base64(packed))
         self.told += [lease.token for lease in leases]
-        self._waited = True  # the server got no step, so the owner counts as waiting
         return Reply(leases=leases, next_due=max(0.0, self._due - time.monotonic()))
 
     def sent(self) -> None:

@@ -105,6 +105,14 @@ def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_comes_with_the_hint(
     assert (row.ready, row.running, row.accepted, row.succeeded) == (0, 0, 1, 1)
 
 
+def test_a_put_leases_to_a_worker_that_had_news_before_it_slept(broker: PostgresBroker) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    assert worker.take() == []  # a step at once, with a verdict that came during the last step
+    broker.put([named("one")])
+    assert states(broker, "one") == [RUNNING]
+
+
 def test_a_hint_that_was_not_heard_costs_a_step_alone(broker: PostgresBroker) -> None:
     """The line that listens was broken, or the lease is too long to travel with the hint."""
     worker = Sleeper(broker)
