@@ -107,9 +107,10 @@ class Finding:
         self._looked = 0
         if self._prefix:
             rows_here = itertools.islice(rows_of(txn, self._t.job, self._prefix), _PREFIXED)
-            few = sorted(((number_in(data), job_id) for job_id, data in rows_here), reverse=True)
+            few = [(number_in(data), job_id) for job_id, data in rows_here]
             if len(few) < _PREFIXED:
-                self._gathered, self._are_all = (job_id for _, job_id in few), True
+                below = sorted((row for row in few if row[0] < self._number), reverse=True)
+                self._gathered, self._are_all = (job_id for _, job_id in below), True
 
     @property
     def cursor(self) -> str:
