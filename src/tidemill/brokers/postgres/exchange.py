@@ -59,6 +59,7 @@ def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> 
         step = _without_want(unserved, attached, step)
     if (reply := attached.hand_off.take(step)) is not None:
         attached.partial = True
+        attached.unsent(step)
         return reply
     parts = _split(step)
     told = len(attached.hand_off.told)

@@ -76,7 +76,7 @@ class AttachedOwner(shared.ConnectedOwner):
         hand_off = self._hand_off
         if (lease := hand_off.take(step, self.sleeper.texts)) is not None:
             point("store.fetching")
-            self._calls.serial -= 1  # the server gets no step
+            self.unsent(step)
             self.told = max(self.told, lease.token)
             return Reply(leases=[lease], next_due=0.0)  # the next step lets the owner sleep again
         self.sleeper.ready()  # subscribe before the store may list the owner as asleep

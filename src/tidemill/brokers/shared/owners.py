@@ -115,6 +115,11 @@ class ConnectedOwner(AttachedOwner):
     def send(self, step: Step, serial: int) -> Reply:
         """Send a step to the store, which does each serial once; 0 is a step on its behalf."""
 
+    def unsent(self, step: Step) -> None:
+        """Take back the serial of a step that was answered here: the store gets no such step."""
+        if not step.serial:
+            self._calls.serial -= 1
+
     def exchange(self, step: Step) -> Reply:
         """Make one step. A caller with serials may repeat a step while the first call runs."""
         if step.behalf:

@@ -97,7 +97,8 @@ def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_comes_with_the_hint(
     assert count() == before  # nobody was asked
     assert (lease.open().id, lease.attempt, lease.losses) == ("one", 1, 0)
     assert (lease.timeout, lease.rank, lease.seq) == (7.0, rank_of(3), record.seq)
-    assert worker.take() == []  # it is told of it once
+    reply = broker.exchange(Step("w", want=Want(4)))
+    assert (reply.leases, reply.behind) == ([], False)  # it is told of it once
     reply = broker.exchange(Step("w", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
     assert reply.settled == [True]
     assert states(broker, "one") == [SUCCEEDED]
