@@ -121,7 +121,7 @@ def test_an_alert_is_told_once_when_it_begins_and_once_when_it_ends(
     with watching(desk.mill, receiver.url):
         began = receiver.next()
         assert (began["event"], began["rule"], began["queue"]) == ("begin", "lonely", "sums")
-        assert began["text"] == "lonely: queue sums has 1 ready jobs and no worker"
+        assert began["text"] == "lonely: queue sums has 1 ready job and no worker"
         eventually(lambda: [a.told for a in alerts(desk.mill).values()] == ["begin"], "noted")
     # when the watch starts again, and then a worker comes
     with watching(desk.mill, receiver.url):
@@ -342,7 +342,7 @@ def test_the_verbs(
         assert receiver.next()["event"] == "begin"
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
-        assert "alert: queue sums has 1 ready jobs and no worker" in process.stderr.read()
+        assert "alert: queue sums has 1 ready job and no worker" in process.stderr.read()
         assert process.wait(60) == 0
     (listed,) = desk.json("alerts", "list")["alerts"]
     assert (listed["rule"], listed["queue"]) == ("lonely", "sums")

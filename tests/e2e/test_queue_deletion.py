@@ -25,7 +25,7 @@ def test_a_queue_with_jobs_is_deleted_only_with_force(mill: Tidemill) -> None:
     assert message is not None
     message.bury("it cannot work")
 
-    with pytest.raises(TidemillError, match="1 unfinished jobs; purge it first"):
+    with pytest.raises(TidemillError, match="1 unfinished job; purge it first"):
         orders.delete()
     assert orders.purge(now=True) == 1
     with pytest.raises(TidemillError, match="keeps finished jobs"):
@@ -48,7 +48,7 @@ def test_the_command_line_deletes_a_queue(tmp_path: Path) -> None:
 
     refused = run("orders")
     assert refused.returncode == 1
-    assert "queue 'orders' has 1 unfinished jobs" in refused.stderr
+    assert "queue 'orders' has 1 unfinished job" in refused.stderr
 
     done = run("orders", "--force", "--json")
     assert done.returncode == 0, done.stderr

@@ -332,7 +332,7 @@ def test_a_queue_is_deleted_with_its_counters(server: JobServer, queue: str) -> 
     server.post("/v1/jobs", {"queue": queue, "body": 1})
     refused = server.delete(path)
     assert refused.status == 409
-    assert "1 unfinished jobs; purge it first" in refused.json["detail"]
+    assert "1 unfinished job; purge it first" in refused.json["detail"]
     assert server.post(f"{path}/purge?now=true").json == {"count": 1}
     assert server.get(path).json["purged"] == 1
 
