@@ -47,7 +47,7 @@ class HandOff:
         want = step.want
         if want is None or step.verdicts or step.notes or step.touch:
             return None
-        if step.history:
+        if step.history or step.held is not None:
             return None
         with self._lock:
             arrived = [packed for turn, packed in self._arrived if turn == self._turn]

@@ -68,7 +68,7 @@ def test_a_hint_after_the_commit_changes_no_slot(tmp_path: Path) -> None:
     ours, theirs = WakeUps(Folder(str(tmp_path))), WakeUps(Folder(str(tmp_path)))
     sleeper = theirs.take(1)
     theirs.mark(sleeper, TASKS, ALL)
-    assert ours.wake(sleeper.slot, TASKS)
+    assert ours.wake(sleeper.slot)
     theirs.close_sleeper(sleeper)
     slots = ours._map[:]
     # when the writer tells it of the commit, without the lock
@@ -77,3 +77,23 @@ def test_a_hint_after_the_commit_changes_no_slot(tmp_path: Path) -> None:
     assert ours._map[:] == slots
     for each in (ours, theirs):
         each.close()
+
+
+def test_a_writer_that_dies_before_its_hint_leaves_the_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # law 9
+    wakeups = WakeUps(Folder(str(tmp_path)))
+    sleeper = wakeups.take(1)
+    wakeups.mark(sleeper, TASKS, ALL)
+
+    def die(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wakeups, "_hint", die)
+        with pytest.raises(KeyboardInterrupt):
+            wakeups.ring(TASKS)
+    assert wakeups.ring(TASKS) == 1
+    assert hinted(sleeper)
+    wakeups.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from postgres_desk import connect, job
+from postgres_desk import connect, job, until_blocked
 from servers import Postgres, postgres_url
 
 from tidemill.brokers.contract.exchange import Step, Want
@@ -112,6 +113,35 @@ def test_a_put_leases_to_a_worker_that_had_news_before_it_slept(broker: Postgres
     assert worker.take() == []  # a step at once, with a verdict that came during the last step
     broker.put([named("one")])
     assert states(broker, "one") == [RUNNING]
+
+
+def test_a_step_that_asks_for_strays_asks_the_server(
+    broker: PostgresBroker, count: Callable[[], int]
+) -> None:
+    worker = Sleeper(broker)
+    worker.sleep()
+    broker.put([named("one")])
+    worker.hear()
+    before = count()
+    [lease] = worker.exchange(want=Want(4), held=[])
+    assert (lease.open().id, count()) == ("one", before + 1)
+
+
+def test_a_put_that_waits_for_another_put_of_its_id_holds_up_no_worker(
+    broker: PostgresBroker, url: str
+) -> None:
+    # laws 5 and 14
+    worker = Sleeper(broker)
+    worker.sleep()
+    with connect(url) as holder, connect(url, autocommit=True) as looker:
+        broker.put([named("one")], txn=holder)
+        second = threading.Thread(target=lambda: broker.put([named("one")]))
+        second.start()
+        until_blocked(looker, holder)
+        assert worker.take() == []
+        holder.rollback()
+        second.join(60)
+    assert broker.get("one") is not None
 
 
 def test_a_hint_that_was_not_heard_costs_a_step_alone(broker: PostgresBroker) -> None:

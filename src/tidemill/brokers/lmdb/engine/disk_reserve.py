@@ -13,9 +13,9 @@ uses these blocks up: verdicts, leases, purges. The states are:
 - The spare blocks are used up, and no free page is left. Commits fail with ``StoreFull``. Owners
   keep their verdicts in memory, and hand them in again.
 
-Two races remain. Between two looks at the disk, puts may use a quarter of the spare blocks. A page
-that a commit frees is usable two commits later. So a small step may still find pages when a large
-step finds too few, and owners hand in refused verdicts in smaller steps.
+Two races remain. Between two looks at the disk, the puts of each process may use a quarter of the
+spare blocks. A page that a commit frees is usable two commits later. So a small step may still find
+pages when a large step finds too few, and owners hand in refused verdicts in smaller steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAP_FOR_PUTS = 0.75
 """The part of the map that puts may fill; the rest is for settling running jobs."""
 
 _SPARE_MOST = 4 << 20
-_BELIEVED, _DOUBTED = 1.0, 0.05  # seconds that a look stays valid: with room, and with a shortage
+_BELIEVED, _DOUBTED = 0.25, 0.05  # seconds that a look stays valid: with room, and with a shortage
 
 
 class DiskReserve:
@@ -94,7 +94,7 @@ class DiskReserve:
     def check(self, size: int) -> None:
         """Refuse ``size`` bytes when only the reserve of the disk or of the map is left.
 
-        Looks at the disk once a second at most, or sooner after puts of many bytes. With a
+        Looks at the disk four times a second at most, or sooner after puts of many bytes. With a
         shortage, each 50 ms at most.
 
         Raises:

@@ -3,7 +3,7 @@
 A mapped file holds one slot per sleeper, and a bitmap of the marked slots. The file changes only
 under the store's write lock, except for one byte of each slot (:meth:`WakeUps.set_waiting`). An
 owner with nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its
-transaction, picks sleepers for its jobs, clears their marks and writes one byte to each FIFO. A
+transaction, picks sleepers for its jobs, writes one byte to each FIFO and clears their marks. A
 sleeper that wakes before the commit waits for the write lock, so the wake-up overlaps with the
 write to disk.
 
@@ -13,7 +13,7 @@ awake. A writer can then lease in its name (``hand_over`` of :mod:`..claim.excha
 At least one sleeper wakes at the next due time of the store (:meth:`WakeUps.keep_time`). So
 somebody handles due entries, and the other sleepers sleep on.
 
-No sleeper trusts a hint, which may be late, doubled or needless. A hint may be lost with a process
+No sleeper trusts a hint, which may be late, doubled or needless. A hint is lost with a sleeper
 that dies. Then other processes notice the death (:mod:`tidemill.brokers.shared.liveness`).
 """
 
@@ -51,7 +51,7 @@ _SIZE = _SLOT.size + _TERMS.size
 _WAITS = 2  # offset in a slot of the byte for an owner in its wait
 _QUEUES, _ALL_QUEUES = 15, 255
 _UNCERTAIN = -1  # stands for a descriptor that this process cannot open
-_HEAD = struct.Struct("=II")  # highest slot in use, slot of a sleeper that wakes early by itself
+_HEAD = struct.Struct("=II")  # highest slot in use, slot whose sleep ends first as far as is known
 _MARKED = _SIZE * (_SLOTS + 1)  # offset of the bitmap, in which bit N stands for slot N
 _NOBODY = bytes(_SLOTS // 8 + 1)
 _FILE = _MARKED + len(_NOBODY)
@@ -300,18 +300,16 @@ class WakeUps:
         hinted sleeper that is in its wait. It returns the number of jobs that this owner got.
         """
         rung = 0
-        for slot, mask, certain, waits, owner in self.matching(kind, bits, only):
-            if self.wake(slot, mask):
+        for slot, certain, waits, owner in self.matching(kind, bits, only):
+            if self.wake(slot):
                 given = give(owner, self.want_of(slot)) if give is not None and waits else 0
                 rung += given or certain
                 if rung >= most:
                     break
         return rung
 
-    def matching(
-        self, kind: int, bits: int, only: int
-    ) -> Iterator[tuple[int, int, bool, bool, int]]:
-        """(slot, mask, certain, waits, owner) of the sleepers that :meth:`ring` may hint.
+    def matching(self, kind: int, bits: int, only: int) -> Iterator[tuple[int, bool, bool, int]]:
+        """(slot, certain, waits, owner) of the sleepers that :meth:`ring` may hint.
 
         ``certain`` is False for a sleeper that may want other queues only. ``waits`` is True for an
         owner in its wait.
@@ -322,7 +320,7 @@ class WakeUps:
             )
             if taken and mask & kind and wanted & bits and (not only or single in (0, only)):
                 certain = not only or single == only or wanted == ALL
-                yield slot, mask, certain, bool(waits), owner
+                yield slot, certain, bool(waits), owner
 
     def keep_time(self, due: int) -> None:
         """Ensure that at least one sleeper that takes jobs wakes at ``due``.
@@ -331,7 +329,7 @@ class WakeUps:
         """
         _, early = _HEAD.unpack_from(self._map)
         mask, until = self._wait_for_jobs(early)
-        if until <= due or (mask and self.wake(early, mask)):
+        if until <= due or (mask and self.wake(early)):
             return
         late = []
         for slot in self._marked():
@@ -339,9 +337,9 @@ class WakeUps:
             if until <= due:
                 return
             if mask:
-                late.append((slot, mask))
-        for slot, mask in late:
-            if self.wake(slot, mask):
+                late.append(slot)
+        for slot in late:
+            if self.wake(slot):
                 return
 
     def tell_time(self, due: int) -> None:
@@ -349,7 +347,7 @@ class WakeUps:
         for slot in list(self._marked()):
             mask, until = self._wait_for_jobs(slot)
             if mask and until > due:
-                self.wake(slot, mask)
+                self.wake(slot)
 
     def ring_owner(self, owner: int) -> None:
         """Hint every slot of an owner, asleep or not: the store has a command for the owner."""
@@ -370,12 +368,14 @@ class WakeUps:
             if taken and meant(whose):
                 self._hint(slot)
 
-    def wake(self, slot: int, mask: int, word: bytes = LOOK) -> bool:
-        """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it."""
-        self._set_mask(slot, 0)
+    def wake(self, slot: int, word: bytes = LOOK) -> bool:
+        """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it.
+
+        The hint comes first. A kill in between leaves the mark, which costs only a needless hint.
+        """
         hinted = self._hint(slot, word)
-        if not hinted and self._map[slot * _SIZE]:
-            self._set_mask(slot, mask)
+        if hinted or not self._map[slot * _SIZE]:
+            self._set_mask(slot, 0)
         return hinted
 
     def _hint(self, slot: int, word: bytes = LOOK) -> bool:

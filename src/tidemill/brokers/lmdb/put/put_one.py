@@ -2,8 +2,8 @@
 
 This put makes no :class:`.Transitions`. It writes the same bytes as :func:`.put.put`, and leases to
 a sleeper as :func:`..claim.exchange.hand_over` does. A job under a key, a limit or a time is not
-plain. On any other doubt, this put returns None before it writes anything. Then the general put
-goes on in the same transaction.
+plain. When another job or a setting of the queue matters, this put returns None before it writes
+anything. Then the general put goes on in the same transaction.
 """
 
 from __future__ import annotations
@@ -93,20 +93,21 @@ class PutOne:
     def _wake_sleeper(self, row: Row, txn: lmdb.Transaction[bytes]) -> int | None:
         """Wake the first sleeper that wants a task of the queue.
 
-        Returns the sleeper's owner if the owner gets the job, and else 0. None for a doubt: other
-        jobs of the queue may come first, or the sleeper may want other queues only.
+        Returns the sleeper's owner if the owner gets the job, and else 0. None leaves the job to
+        the general put: other jobs of the queue may come first, the sleeper may want other queues
+        only, or this process cannot hint the sleeper.
         """
         wakeups, name = self._store.wakeups, row.name
         found = next(wakeups.matching(TASKS, bloom([name]), digest(name)), None)
         if found is None:
             return 0
-        slot, mask, certain, waits, owner = found
+        slot, certain, waits, owner = found
         room, _, queues = wakeups.want_of(slot) if waits else NOTHING
         wants = room > 0 and (queues is None or row.number in queues)
         takes = wants and txn.get(NUMBER.pack(owner), db=self._store.tables.owner) is not None
         if not certain or (takes and row.ready):
             return None
-        if not wakeups.wake(slot, mask, LEASED if takes else LOOK):
+        if not wakeups.wake(slot, LEASED if takes else LOOK):
             return None
         self._leased = slot if takes else 0
         return owner if takes else 0

@@ -1,6 +1,6 @@
 -- Direct hand-off. Without it, a put commits and wakes an owner, which leases the job in a second
 -- commit. With it, a put of one job leases the job in its own transaction. The lease goes to an
--- owner that sleeps for such jobs. The notification brings the lease: the owner wakes and starts
+-- owner that sleeps and takes jobs of this queue. The notification brings the lease: the owner wakes and starts
 -- the job, and asks nobody.
 --
 -- The token stays in "pulse.handed" until a step of the owner confirms it. The next step with a
@@ -40,7 +40,7 @@ CREATE OR REPLACE PROCEDURE tidemill.put_single(
     INOUT answer jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
-    t      float8 := tidemill.clock(p);
+    t      float8;
     q      record;
     fresh  boolean := false;
     w      record;  -- the worker that sleeps
@@ -49,6 +49,7 @@ DECLARE
     n      bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared('tidemill.meta'::regclass::oid::int, 0);  -- as check_here
+    t := tidemill.clock(p);
     SELECT paused, EXISTS (SELECT FROM tidemill.pulse WHERE asleep AND room > 0) AS watched INTO q
     FROM tidemill.queue WHERE number = s.line / 4 AND max_size <= 0 AND NOT gated
         AND NOT EXISTS (SELECT FROM tidemill.departure) AND EXISTS (SELECT FROM tidemill.uptime);
@@ -63,9 +64,17 @@ BEGIN
             '{}', '{}', p, chores, answer);
         RETURN;
     END IF;
+    INSERT INTO tidemill.job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
+                              envelope, backoff, body)
+    VALUES (nextval('tidemill.acceptance'), s.rank, 0, 0, s.timeout, s.ttr, s.result_ttl, s.line, s.tries,
+            s.tries, new_id, new_envelope, s.backoff, s.body)
+    ON CONFLICT (id) DO NOTHING RETURNING seq INTO n;
+    IF n IS NULL THEN
+        PERFORM tidemill.refuse_id(new_id);
+    END IF;
     IF q.watched AND s.line & 3 = 0 AND NOT q.paused THEN
-        -- An owner in a step holds the lock of its pulse, and is not asleep. An owner whose lease is not renewed
-        -- in time is not reliable.
+        -- No statement behind this lock waits for another transaction: the owner's next step waits for the lock.
+        -- An owner whose lease is not renewed in time is not reliable.
         SELECT pulse.owner, pulse.turn, owner.channel,
                (EXISTS (SELECT FROM tidemill.ready) OR EXISTS (SELECT FROM tidemill.stand))
                AND tidemill.others_start(pulse.queues, t) AS others
@@ -77,14 +86,6 @@ BEGIN
         IF NOT w.others THEN
             worker := w.owner;
         END IF;
-    END IF;
-    INSERT INTO tidemill.job (seq, rank, due, expires, timeout, ttr, result_ttl, line, policy, tries, id,
-                              envelope, backoff, body)
-    VALUES (nextval('tidemill.acceptance'), s.rank, 0, 0, s.timeout, s.ttr, s.result_ttl, s.line, s.tries,
-            s.tries, new_id, new_envelope, s.backoff, s.body)
-    ON CONFLICT (id) DO NOTHING RETURNING seq INTO n;
-    IF n IS NULL THEN
-        PERFORM tidemill.refuse_id(new_id);
     END IF;
     IF worker IS NULL THEN
         INSERT INTO tidemill.ready (line, rank, seq) VALUES (s.line, s.rank, n);
