@@ -26,12 +26,14 @@
 --   B:queues   zset    queue, all 0
 --   B:p:ID     string  progress of a job, and its text     B:g:ID  list  its log
 --   B:o:OWNER  hash    record, name, kind, number, host, epoch of its attach; serial and answer of its last step;
---                                        last queue; roster, a new number when the list of owners changes; for a
---                                        remote owner its lease in seconds, and words, the number of its calls
+--                                        last queue; slept, the time it last fell asleep; roster, a new number when the
+--                                        list of owners changes; for a remote owner its lease in seconds, and
+--                                        words, the number of its calls
 --   B:beat     zset    owner by the time at which it is given up; inf (never) for a remote owner
 --   B:c:OWNER  list    commands left for the owner
 --   B:asleep   zset    sleeping owner by the time at which it looks again
---   B:z:KIND B:z:LINE  zset  sleeper by the time it fell asleep; an entry whose owner is awake is outdated
+--   B:z:KIND B:z:LINE  zset  sleeper by the time it fell asleep; an entry is outdated if its owner is awake,
+--                                        or has fallen asleep again at another time
 --   B:waits    hash    id → channels of the sleepers that wait for its end; B:space:QUEUE set, for room
 --   B:said:S   string  serial and reply of the last call of session S, kept 10 minutes
 --   B:terms, B:gate, B:lane, B:lanes, B:lane:…, B:parked:LINE, B:clear, B:walk   limits, see limits.lua, partitions.lua

@@ -82,6 +82,7 @@ local function note_sleep(x)
     return
   end
   call('ZADD', K_ASLEEP, x.due < 0 and '+inf' or now + x.due, x.owner)
+  call('HSET', x.key, 'slept', now)
   for _, kind in ipairs(x.kinds) do
     if #x.queues == 0 then call('ZADD', B .. ':z:' .. kind, now, x.owner) end
     for _, queue in ipairs(x.queues) do call('ZADD', B .. ':z:' .. kind .. queue, now, x.owner) end

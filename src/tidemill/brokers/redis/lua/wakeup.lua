@@ -10,6 +10,13 @@ local function hint_owner(owner) -- even if it is not asleep: it may be about to
   hint(owner)
 end
 
+-- True if a sleeper sleeps since this time; it is now off B:asleep. An entry of another time is of an earlier sleep,
+-- and the sleeper may wait for other queues by now.
+local function wake(sleeper, since)
+  local slept = call('HGET', B .. ':o:' .. sleeper, 'slept')
+  return slept and tonumber(slept) == tonumber(since) and call('ZREM', K_ASLEEP, sleeper) == 1
+end
+
 -- Hint up to `most` sleepers of a line. Sleepers that named its queue come before sleepers that take from all queues.
 -- `text_for`, if given, returns the text for a sleeper. True when so many were hinted.
 local function ring(line, most, text_for)
@@ -17,8 +24,8 @@ local function ring(line, most, text_for)
     while most > 0 do
       local first = call('ZPOPMIN', key)
       if not first[1] then break end
-      local asleep = call('ZREM', K_ASLEEP, first[1]) == 1
-      if asleep and hint(first[1], text_for and text_for(first[1])) then most = most - 1 end
+      local sleeper = first[1]
+      if wake(sleeper, first[2]) and hint(sleeper, text_for and text_for(sleeper)) then most = most - 1 end
     end
   end
   return most == 0
