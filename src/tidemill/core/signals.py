@@ -206,6 +206,11 @@ def _code_holder(handler: Any) -> Any:
     return handler if is_plain else type(handler).__call__
 
 
+def runs_handlers() -> bool:
+    """Whether this thread runs the signal handlers: it is the main thread."""
+    return threading.get_ident() == _main[0]
+
+
 def begin_interruptible_wait() -> None:
     """Let signals interrupt the thread from now on, and handle the pending signals.
 

@@ -24,7 +24,7 @@ from tidemill.brokers.redis.failover import SILENCE, Replaced, Server, socket_of
 from tidemill.brokers.redis.record import MICRO
 from tidemill.brokers.redis.script_library import LIBRARY
 from tidemill.core.clock import clock, new_id
-from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
+from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler, runs_handlers
 from tidemill.errors import NotReplicated, TidemillError
 
 STEP_TIMEOUT = 3.0
@@ -46,7 +46,7 @@ class ServerConnection:
         self._socket: Any = None
         self._changes = 0  # the server's count of changes when the connection was made
         self._until = 0.0  # the deadline of the current call
-        self._wait = SILENCE  # seconds that the socket waits for the server
+        self._limit = (0.0, False)  # the arguments of the last ``_set_timeout``
         self._repeated = False  # True when the last call was sent more than once
         self._asking = False  # True when a command was sent and its answer is not read
         self._reader = hiredis.Reader()
@@ -118,7 +118,8 @@ class ServerConnection:
             # Hang up after a call that a signal handler interrupted, or when the master changed.
             self.close()
         sock = self._socket or self._connect()
-        if self._wait != SILENCE or self._until - time.monotonic() < SILENCE:
+        usual = SILENCE, runs_handlers()
+        if self._limit != usual or self._until - time.monotonic() < SILENCE:
             self._fit_timeout(sock)
         reader, answer = self._reader, False
         self._asking = True
@@ -159,9 +160,10 @@ class ServerConnection:
     def _fit_timeout(self, sock: Any) -> None:
         """Have the socket wait for ``SILENCE``, or less if the call must end earlier."""
         wait = min(SILENCE, max(0.01, self._until - time.monotonic()))
-        if wait != self._wait:  # only when the timeout changes, since this costs system calls
-            _set_timeout(sock, wait)
-            self._wait = wait
+        limit = wait, runs_handlers()
+        if limit != self._limit:  # only when the limit changes, since this costs system calls
+            _set_timeout(sock, *limit)
+            self._limit = limit
 
     def _bear_silence(self, error: TimeoutError | BlockingIOError) -> None:
         """Return if the call may wait longer: the silent server is the master, and time is left.
@@ -188,8 +190,7 @@ class ServerConnection:
         self._reader = hiredis.Reader(replyError=redis.ResponseError)
         self._asking = False
         self._socket = socket_of(self._connection)
-        _set_timeout(self._socket, SILENCE)
-        self._wait = SILENCE
+        self._limit = (0.0, False)  # a new socket has another limit
         # Another thread may have ended this session while this thread connected.
         if self._ended:
             self.close()
@@ -369,9 +370,13 @@ class ServerConnections:
         self._spares.close()
 
 
-def _set_timeout(sock: Any, seconds: float) -> None:
-    """Limit a wait by the kernel, since Python's own limit costs a ``poll`` for each wait."""
-    if isinstance(sock, ssl.SSLSocket):
+def _set_timeout(sock: Any, seconds: float, interrupted: bool) -> None:
+    """Limit a wait by the kernel, since Python's own limit costs a ``poll`` for each wait.
+
+    Signals may interrupt the main thread again and again. After each handler Python repeats the
+    wait, and the kernel's limit begins anew; Python's own limit does not.
+    """
+    if interrupted or isinstance(sock, ssl.SSLSocket):
         sock.settimeout(seconds)
         return
     sock.settimeout(None)
