@@ -85,7 +85,10 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
 
 
 def pack_plain(job: Envelope) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
-    """The id, the record, the envelope, the line and the rank of a job without wish, else None."""
+    """The id, the record, the envelope, the line and the rank of a plain job; None for others.
+
+    A plain job needs only its place in a queue.
+    """
     if job.key or job.delay or job.at or job.expires or job.links or job.limit:
         return None
     times = job.ttr, job.timeout, job.result_ttl
@@ -97,7 +100,7 @@ def pack_plain(job: Envelope) -> tuple[bytes, bytes, bytes, bytes, bytes] | None
 def _fixed(
     queue: str, rank: int, message: bool, limit: int, ttr: float, timeout: float, result_ttl: float
 ) -> tuple[bytes, bytes, bytes]:
-    """The parts that many jobs have in common: the record without wish, the line and the rank."""
+    """The parts that many plain jobs have in common: the record, the line and the rank."""
     name = queue.encode()
     flags, times = _MESSAGE if message else 0, b""
     if timeout or ttr >= 0 or result_ttl >= 0:

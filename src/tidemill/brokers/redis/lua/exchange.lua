@@ -1,10 +1,12 @@
 -- An exchange: note, settle, touch and lease, in that order, as one step of an owner. The parts of the step are
 -- in request, report, reply, claim and claim_queues.
 --
--- ARGV  5 owner, 6 packed: serial, the owner's highest token ever, turn of the lease that it confirms or 0, epoch; 7 microseconds of its owner lease, inf for a
---         remote owner. The serial 0 marks a caller that speaks on behalf of a remote owner: it only reports
---       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 suspects, 8 if a put may
---         lease to it), sleep
+-- ARGV  5 owner
+--       6 packed: serial, the owner's highest token ever, turn of the lease that it confirms or 0, epoch. The serial 0
+--         marks a caller that speaks on behalf of a remote owner: it only reports
+--       7 microseconds of its owner lease, inf for a remote owner
+--       8 the want, or empty: count, mode (0 fair, 1 strict, 2 merged), kinds (1 tasks, 2 messages, 4 suspects, 8 if a
+--         put may lease to it), sleep
 --       9 number of schedules the owner would handle, 10 number of queues in the want, then these queues
 --       n verdicts: (token, outcome, delay, started, ended, hold, sizes of error and traceback, number of followers,
 --         rank or -1), then error, traceback and result; after each verdict its followers, four arguments each
@@ -12,11 +14,15 @@
 --       n notes: (token, done, total, time), then the line of the log
 --       empty, or 'held' and the tokens of all leases that the owner has, 8 bytes each, if it asks for strays
 --       n rows of history
--- Returns 0 when the owner is not listed, or is listed anew; 'due' when `housekeeping` must go on; {'moved', where}; {'late', serial} when a later step was
---       done. Else {settled and touched ('0' and '1'), leases (fixed part,
---       envelope, …), commands, microseconds until something is due (-1 never), inputs (place of a lease, {id, state,
---       result, error, …}, …), schedules (now, name, record, …), state of the list of owners or '', 1 when the step
---       before this one is not known here or this one is a repetition, tokens of strays, turn of the terms for a hand-off or 0}
+-- Returns 0 when the owner is not attached, or was attached anew
+--       'due' when `housekeeping` must go on
+--       {'moved', where}
+--       {'late', serial} when a later step was done
+--       else {settled and touched ('0' and '1'), leases (fixed part, envelope, …), commands,
+--         microseconds until something is due (-1 never), inputs (place of a lease, {id, state, result, error, …}, …),
+--         schedules (now, name, record, …), state of the list of owners or '',
+--         1 when the step before this one is not known here or this one is a repetition, tokens of strays,
+--         turn of the terms for a hand-off or 0}
 
 -- The reply to a caller on behalf of a remote owner: only the outcome of the report.
 local function reply_on_behalf(x)

@@ -1,18 +1,18 @@
--- Direct hand-off: a put of one task leases the task to a sleeping owner, and the hint to this owner is the lease. So the
--- owner starts the task and asks nobody. `put_one` gives the lease, and the owner's next step confirms it.
+-- Direct hand-off: a put of one task leases the task to a sleeping owner, and the hint to this owner is the lease. So
+-- the owner starts the task and asks nobody. `put_one` gives the lease, and the owner's next step confirms it.
 --
--- `terms` has what a put must know of each sleeping owner that may be handed a task. The first hand-off and each step
--- of the owner end its terms. The terms lie only in the memory of this server. So a server that takes over hands the owner
--- no task before the owner's next step: only this step tells the owner's highest token.
+-- `terms` has what a put must know of each sleeping owner that may be handed a task. The terms are deleted by
+-- the first hand-off and by each step of the owner. They lie only in the memory of this server. So a server that takes
+-- over hands the owner no task before the owner's next step: only this step tells the owner's highest token.
 --
--- `handed` in the owner's hash is the turn and the token of a lease that no step has confirmed; the turn is the time of the
--- step that made the terms. A step that names the turn confirms the lease, since only one lease has this turn. Any
+-- `handed` in the owner's hash is the turn and the token of a lease that no step has confirmed; the turn is the time of
+-- the step that made the terms. A step that names the turn confirms the lease, since only one lease has this turn. Any
 -- other step gets the lease in its reply, or gives it back.
 
 local HandOff = {terms = {}}
 
--- Note the terms of an owner that begins to sleep, and return their turn. `lease` is the time of its owner lease: an owner
--- that does not renew it in time is stopped, or has no connection.
+-- Note the terms of an owner that begins to sleep, and return their turn. `lease` is the time of its owner lease: an
+-- owner that does not renew it in time is stopped, or has no connection.
 function HandOff.offer(x, lease)
   HandOff.terms[x.key] = {
     turn = now, told = math.max(x.highest_token, x.last_token), until_time = now + 0.4 * lease,

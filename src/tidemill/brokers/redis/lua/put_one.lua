@@ -1,7 +1,8 @@
--- Accept one job without wish: the hot path of callers that enqueue one by one, without the machinery of the other
--- functions.
+-- Accept a job that needs only its place in a queue. Callers that enqueue one by one use this hot path, which has none
+-- of the machinery of the other functions.
 --
--- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank, 8 as 1 of other functions
+-- ARGV  1 session, 2 serial, 3 id, 4 record behind its seq, 5 envelope, 6 its LINE, 7 its rank,
+--       8 microseconds to add to the clock
 -- Returns 1; {'id', id} when the id is taken; 0 when the put needs more: the queue is new, or has a bound or a limit,
 --       or the store moves. With 0 nothing was stored, and the client calls `put` under the same serial.
 
