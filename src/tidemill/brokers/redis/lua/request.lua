@@ -42,7 +42,7 @@ local function range_at(at)
   return at + 1, after - 1, after
 end
 
--- What the verdict of a plain success does not say. Such a verdict is a small table, since there are many.
+-- The defaults of a verdict. Most verdicts are plain successes, whose small tables leave these fields out.
 local PLAIN = {__index = {outcome = 0, delay = 0, hold = false, error = '', traceback = '', followers = 0, rank = -1}}
 
 local function read_verdicts(at, tokens)
