@@ -333,7 +333,7 @@ def test_a_sleeper_takes_its_lease_while_another_writer_has_the_lock(broker: Lmd
         # then the worker need not wait
         [lease] = worker.exchange(want=Want(4))
     assert (lease.open().id, lease.attempt, lease.leased > 0) == (job_id, 1, True)
-    # and the worker is told of the lease once, and its next step marks it as asleep
+    # and the worker hears of the lease once, and its next step marks the worker as asleep
     worker.sleep(3)
     broker.put([second := job()])
     assert worker.take(3) == [second.id]

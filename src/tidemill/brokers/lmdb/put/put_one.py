@@ -1,9 +1,9 @@
 """The put of one plain job, as a straight line: most puts store one task that may start at once.
 
 This put makes no :class:`.Transitions`. The put writes the same bytes as :func:`.put.put`, and
-leases to a sleeper as :func:`..claim.exchange.hand_over` does. A job under a key, a limit or a time is not
-plain. When another job or a setting of the queue matters, this put returns None before it writes
-anything. Then the general put goes on in the same transaction.
+leases to a sleeper as :func:`..claim.exchange.hand_over` does. A job under a key, a limit or a time
+is not plain. When another job or a setting of the queue matters, this put returns None before it
+writes anything. Then the general put goes on in the same transaction.
 """
 
 from __future__ import annotations
