@@ -6,7 +6,7 @@ the worker. A suspect job gets a process that runs nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.core.job import Lease, Verdict
@@ -123,29 +123,33 @@ class Dispatch:
 
 
 def _deal_out(leases: list[Lease], processes: list[WorkerProcess]) -> None:
-    """Give the leases to processes that have room."""
-    if len(processes) == 1:
-        processes[0].give(leases)
-        return
-    dealt: dict[int, list[Lease]] = {id(process): [] for process in processes}
-    for process, lease in zip(_turns(processes, dealt), leases, strict=False):
-        dealt[id(process)].append(lease)
-    for process in processes:
-        if dealt[id(process)]:
-            process.give(dealt[id(process)])
+    """Give the leases to processes in turn: a lease for each free slot first, then in advance."""
+    hands: list[list[Lease]] = [[] for _ in processes]
+    for most in ([p.slots for p in processes], [p.depth for p in processes]):
+        leases = _deal_up_to(most, leases, processes, hands)
+    for number, (process, hand) in enumerate(zip(processes, hands, strict=True)):
+        hand += leases[number :: len(processes)]
+        if hand:
+            process.give(hand)
 
 
-def _turns(
-    processes: list[WorkerProcess], dealt: dict[int, list[Lease]]
-) -> Iterator[WorkerProcess]:
-    """Yield the process that gets the next lease, again and again."""
-    for limits in ([p.slots for p in processes], [p.depth for p in processes]):
-        with_room = list(zip(processes, limits, strict=True))
-        while with_room:
-            for process, limit in list(with_room):
-                if len(process.held) + len(dealt[id(process)]) < limit:
-                    yield process
-                else:
-                    with_room.remove((process, limit))
-    while True:
-        yield from processes
+def _deal_up_to(
+    most: list[int],
+    leases: list[Lease],
+    processes: list[WorkerProcess],
+    hands: list[list[Lease]],
+) -> list[Lease]:
+    """Fill the hands until each process holds its ``most`` leases; return the leases left."""
+    while leases:
+        rooms = [
+            (limit - len(process.held) - len(hand), hand)
+            for limit, process, hand in zip(most, processes, hands, strict=True)
+        ]
+        rooms = [(room, hand) for room, hand in rooms if room > 0]
+        if not rooms:
+            break
+        dealt = min([room for room, _ in rooms]) * len(rooms)
+        for turn, (_, hand) in enumerate(rooms):
+            hand += leases[turn : dealt : len(rooms)]
+        leases = leases[dealt:]
+    return leases

@@ -7,16 +7,18 @@ the death as its error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS, SMALL_RESULT
 from tidemill.brokers.lmdb.claim.claim import put_deadline
 from tidemill.brokers.lmdb.layout import (
     DUE_KEY,
     DUE_LEASE,
+    FIN_KEY,
     LEASE_KEY,
     LEASE_VALUE,
     MICRO,
+    NUMBER,
     tokens_of,
 )
 from tidemill.brokers.lmdb.owner_table import forget_last_reply, name_of, strike_owner
@@ -25,6 +27,9 @@ from tidemill.brokers.lmdb.record import (
     CANCELLED,
     EXPIRED,
     FAILED,
+    HEADER,
+    KEPT_PLAIN,
+    KEPT_RESULT,
     RUNNING,
     SUCCEEDED,
     TOO_LATE,
@@ -66,7 +71,79 @@ _SUCCESS, _RETRY, _FAIL = int(Outcome.SUCCESS), int(Outcome.RETRY), int(Outcome.
 _RELEASE, _SNOOZE = int(Outcome.RELEASE), int(Outcome.SNOOZE)
 _BACK = (_RELEASE, _SNOOZE)
 _LIMITED, _CANCELLING = Flag.LIMITED, Flag.CANCELLING
+_BOUND = Flag.LIMITED | Flag.LINKED | Flag.KEYED | Flag.MESSAGE | Flag.RESULT_TTL
 _LOG_MOST = 100
+
+
+def settle_all(
+    commit: Transitions, owner: int, worker: str, verdicts: Sequence[Verdict]
+) -> list[bool]:
+    """End leases by their verdicts, in order; False for each lease that was lost. The hot path."""
+    if not verdicts:
+        return []
+    pop, leases, pack = commit.txn.pop, commit.t.lease, LEASE_KEY.pack
+    plain, answers = PlainSuccess(commit, worker).settle, list[bool]()
+    for verdict in verdicts:
+        key = pack(owner, verdict.token)
+        lease = pop(key, db=leases)
+        answers.append(lease is not None)
+        if lease is not None and not plain(verdict, lease):
+            _settle(commit, owner, worker, verdict, key, lease)
+    return answers
+
+
+class PlainSuccess:
+    """The success of a plain task at its first attempt, as a straight line.
+
+    Most verdicts are such. The same bytes are written as by :func:`settle`.
+    """
+
+    __slots__ = ("_commit", "_get", "_jobs", "_kept", "_now", "_prune", "_put", "_worker")
+
+    def __init__(self, commit: Transitions, worker: str) -> None:
+        self._commit = commit
+        self._worker = worker
+        self._get, self._put = commit.txn.get, commit.txn.put
+        self._jobs = commit.t.job
+        self._now = NUMBER.pack(commit.now)
+        self._kept = commit.kept
+        self._prune = [
+            commit.now + int(commit.retention.of_success(-1.0, has_result) * MICRO)
+            for has_result in (False, True)  # KEPT_PLAIN and KEPT_RESULT
+        ]
+
+    def settle(self, verdict: Verdict, lease: bytes) -> bool:
+        """End the job of a lease; False, and nothing is written, if verdict or job is not plain."""
+        result, commit = verdict.result, self._commit
+        if verdict.outcome != _SUCCESS or verdict.followers or len(result) > SMALL_RESULT:
+            return False
+        _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
+        job_id = lease[LEASE_VALUE.size :]
+        data = self._get(job_id, db=self._jobs)
+        assert data is not None
+        _, flags, attempt, *rest, size = HEADER.unpack_from(data)
+        losses, limit, rank, line, seq, due, expires, _, _, ttr, timeout = rest
+        row, end = commit.row_of(line), HEADER.size + size
+        bound = flags & _BOUND or expires or deadline or row.has_limit or row.max_size
+        if bound or len(data) > end:  # the job has a trail of earlier attempts
+            return False
+        row.running -= 1
+        row.succeeded += 1
+        row.dirty = True
+        kept = KEPT_RESULT if result else KEPT_PLAIN
+        self._kept[kept] += 1
+        if verdict.rank >= 0:
+            rank = verdict.rank
+        prune = self._prune[kept]
+        times = due, 0, commit.wall, prune, ttr, timeout
+        counts = attempt + 1, losses, limit
+        head = HEADER.pack(SUCCEEDED, flags, *counts, rank, line, seq, *times, size)
+        trail = _attempt(attempt + 1, self._worker, leased / MICRO, verdict, 1)
+        data = head + data[HEADER.size : end] + encode(("", result, (trail,)))
+        self._put(job_id, data, db=self._jobs)
+        self._put(FIN_KEY.pack(kept, prune, seq), self._now + job_id, db=commit.t.fin)
+        commit.finished.append(job_id)
+        return True
 
 
 def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bool:
@@ -75,6 +152,14 @@ def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bo
     lease = commit.txn.pop(key, db=commit.t.lease)
     if lease is None:
         return False
+    _settle(commit, owner, worker, verdict, key, lease)
+    return True
+
+
+def _settle(
+    commit: Transitions, owner: int, worker: str, verdict: Verdict, key: bytes, lease: bytes
+) -> None:
+    """Settle the job of a lease, which is taken off the table of leases."""
     _, _, _, leased, deadline = LEASE_VALUE.unpack_from(lease)
     if deadline:
         commit.txn.delete(DUE_KEY.pack(0, deadline, DUE_LEASE, verdict.token), db=commit.t.due)
@@ -86,13 +171,12 @@ def settle(commit: Transitions, owner: int, worker: str, verdict: Verdict) -> bo
         commit.txn.put(key, lease, db=commit.t.lease)
     if verdict.followers:
         follow(commit, verdict.followers)
-    return True
 
 
 def _close_attempt(
     commit: Transitions, stored: Stored, worker: str, leased: float, verdict: Verdict
 ) -> bool:
-    """Count and record the attempt, and place the job or end it. The hot path.
+    """Count and record the attempt, and place the job or end it.
 
     Returns True when the job is neither placed nor ended, since its lease stays.
     """

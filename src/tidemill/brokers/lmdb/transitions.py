@@ -100,6 +100,7 @@ class Transitions:
         linked: True when a put has stored jobs with parents or children.
         fallen: the number of children that were counted down.
         ended: jobs whose children are yet to be counted down.
+        finished: ids of the jobs that this commit ends or deletes.
         lost: jobs that failed because they were lost with their workers.
     """
 
@@ -123,7 +124,7 @@ class Transitions:
         self.hand_over: HandOver | None = None
         self.linked = False
         self._told: list[tuple[LocalOwner, int]] = []
-        self._finished: list[bytes] = []
+        self.finished: list[bytes] = []
         self.fallen = 0
         self.ended: list[tuple[Stored, int]] = []
         self.lost: list[LostJob] = []
@@ -390,7 +391,7 @@ class Transitions:
             assert waiting is not None
             self.unplace(waiting)
             self.place(waiting, waiting.head.due, waiting.head.flags & Flag.WALL)
-        self._finished.append(stored.id)
+        self.finished.append(stored.id)
         if row.max_size:
             self._shrunk.add(row.name)
 
@@ -501,8 +502,8 @@ class Transitions:
             if row.ready and count and self._stands(row, kind):
                 wakeups.ring(MESSAGES if kind else TASKS, bloom([name]), count, digest(name), give)
                 self.sync()
-        if self._finished:
-            wakeups.ring(RESULT, bloom([job_id.decode() for job_id in self._finished]))
+        if self.finished:
+            wakeups.ring(RESULT, bloom([job_id.decode() for job_id in self.finished]))
         if self._shrunk:
             wakeups.ring(SPACE, bloom(list(self._shrunk)))
         seconds = self.next_due() if self.untimed else _NEVER

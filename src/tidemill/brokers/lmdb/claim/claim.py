@@ -48,6 +48,8 @@ class Leasing:
         self._commit = commit
         self._owner = owner
         self._deadlines = deadlines
+        self._leased = commit.wall / MICRO
+        self._undated = _LEASED.pack(commit.wall, 0)  # the end of a lease without deadline
 
     def take(self, want: Want, last: int) -> None:
         """Lease up to ``want.count`` jobs; a fair want begins after the queue ``last``."""
@@ -204,21 +206,19 @@ class Leasing:
             stored = Stored(job_id, data)
             commit.end(stored, EXPIRED, stored.tail, TOO_LATE)
             return False
-        token, deadline, ttr_used = commit.next_number(), 0, 0.0
+        token, dates, ttr_used = commit.next_number(), self._undated, 0.0
         if self._deadlines:
             ttr_used = ttr if ttr > 0 else DEFAULT_TTR
             deadline = commit.now + int(ttr_used * MICRO)
             put_deadline(commit, deadline, self._owner, token)
-        commit.txn.put(
-            LEASE_KEY.pack(self._owner, token),
-            key + _LEASED.pack(commit.wall, deadline) + job_id,
-            db=commit.t.lease,
-        )
+            dates = _LEASED.pack(commit.wall, deadline)
+        lease_key = LEASE_KEY.pack(self._owner, token)
+        commit.txn.put(lease_key, key + dates + job_id, db=commit.t.lease)
         row.running += 1
         if claim is not None:
             claims.start(claim, token)
-        leased = commit.wall / MICRO
-        lease = Lease(token, attempt + 1, losses, rank, seq, timeout, leased, ttr_used, envelope)
+        counts = attempt + 1, losses, rank, seq
+        lease = Lease(token, *counts, timeout, self._leased, ttr_used, envelope)
         if flags & _LINKED:
             lease.inputs = inputs_of(commit, Stored(job_id, data))
         self.leases.append(lease)

@@ -51,7 +51,7 @@ from tidemill.brokers.lmdb.owners import LocalOwner
 from tidemill.brokers.lmdb.put import schedules
 from tidemill.brokers.lmdb.put.workflows import flow
 from tidemill.brokers.lmdb.record import Flag, Stored
-from tidemill.brokers.lmdb.settle import note, settle, touch
+from tidemill.brokers.lmdb.settle import note, settle, settle_all, touch
 from tidemill.brokers.lmdb.transfer import gone
 from tidemill.brokers.lmdb.transitions import Transitions, departure_in
 from tidemill.core.crash_points import point
@@ -162,7 +162,7 @@ def _hear(commit: Transitions, number: int, worker: str, step: Step, reply: Repl
 def _settle(
     commit: Transitions, number: int, worker: str, verdicts: Sequence[Verdict], reply: Reply
 ) -> None:
-    reply.settled += [settle(commit, number, worker, verdict) for verdict in verdicts]
+    reply.settled += settle_all(commit, number, worker, verdicts)
     if commit.ended:
         flow(commit)
 
