@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ SUCCESS = {
 OTHER = {
     "outcome": st.sampled_from([int(each) for each in Outcome]),
     "error": st.sampled_from(["", "no"]),
-    "delay": st.sampled_from([1e-7, 3.0]),  # 0 would be a random delay for a message
+    "delay": st.sampled_from([0.0, 3.0]),
     **TIMES,
 }
 FOLLOWED = {**SUCCESS, "followers": st.builds(lambda: (job(id="next"),))}
@@ -172,6 +173,7 @@ def test_a_plain_success_writes_the_bytes_of_the_general_settle(
             new, answers = new_id(), []
             for store, how in zip(stores, (straight_settle, lambda *_: False), strict=True):
                 patch.setattr(PlainSuccess, "settle", how)
+                random.seed(1)  # for the backoff of messages
                 answers.append(action(store, new))
             assert answers[0] == answers[1]
             assert stores[0].content() == stores[1].content()
