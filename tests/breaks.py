@@ -37,8 +37,8 @@ BREAKS = (
     Break(
         "The fence is not checked: tokens repeat, so a late verdict settles the next lease.",
         "brokers/lmdb/claim/claim.py",
-        "token, deadline, ttr_used = commit.next_number(), 0, 0.0",
-        "token, deadline, ttr_used = commit.next_number() and seq + 1, 0, 0.0",
+        "token, dates, ttr_used = commit.next_number(), self._undated, 0.0",
+        "token, dates, ttr_used = commit.next_number() and seq + 1, self._undated, 0.0",
         "tests/conformance/test_contract_leases.py -k lmdb",
     ),
     Break(

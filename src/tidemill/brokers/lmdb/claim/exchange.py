@@ -141,7 +141,8 @@ def _exchange(
         reply.next_due = 0.0 if more else max(0.0, min(reply.next_due, commit.next_due()))
     _hand_out(commit, step.fires if departure is None else 0, reply)
     if step.want:
-        if any(map(is_given_back, step.verdicts)) and reply.next_due < float("inf"):
+        again = [v for v in step.verdicts if v.outcome == Outcome.SNOOZE and is_given_back(v)]
+        if again and reply.next_due < float("inf"):
             # Else only this owner, which does not know the task, would wake when the job is due.
             commit.store.wakeups.tell_time(commit.now + int(reply.next_due * MICRO))
         _mark(commit, local_owner, step.want, reply)
