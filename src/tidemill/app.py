@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 H = TypeVar("H")
+Around = TypeVar("Around", bound=Middleware)
 OnProcess = TypeVar("OnProcess", bound=ProcessHandler)
 OnEnqueue = TypeVar("OnEnqueue", bound=EnqueueHandler)
 
@@ -141,6 +142,20 @@ class Tidemill:
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self.runtime.layers = check_middleware(middleware)
 
+    def configure(
+        self, url: str | None = None, *, secret_keys: Sequence[str | bytes] | None = None
+    ) -> None:
+        """Set the store, or the keys, after the tasks are declared: for app factories.
+
+        None changes nothing. The other arguments are those of the class. ``sync`` and
+        ``middleware`` may be set at any time.
+
+        Raises:
+            InvalidOption: a value is wrong, or the app already uses another store.
+            FeatureMissing: a declared task needs a feature that the broker of the URL lacks.
+        """
+        self.runtime.configure(url, secret_keys)
+
     def close(self) -> None:
         """Close the broker. The next use opens it again; a second close does nothing."""
         self.runtime.close()
@@ -240,6 +255,15 @@ class Tidemill:
             InvalidOption: there is no such event, or the function does not fit the event.
         """
         return handler_of(self.runtime.event_handlers, event)
+
+    def around(self, middleware: Around) -> Around:
+        """Declare a middleware, inside the middleware declared so far: ``@mill.around``.
+
+        Raises:
+            InvalidOption: the function has none of the four forms of a middleware.
+        """
+        self.runtime.layers += check_middleware([middleware])
+        return middleware
 
     # -- enqueueing -----------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class Runtime:
         self.features = Features(self, named)
         given = Options().changed("Tidemill", defaults, TASK_OPTIONS)
         self.defaults, self.tasks = self.features.declare(given), dict[str, Task[..., Any]]()
-        self.keys = [k.encode() if isinstance(k, str) else bytes(k) for k in secret_keys]
+        self.keys = _encoded(secret_keys)
         self.pickles = serializer == "pickle"
         self.allow_imports = tuple(allow_imports)
         self.layers: tuple[Layer, ...] = check_middleware(middleware)
@@ -128,6 +128,25 @@ class Runtime:
         _runtimes.add(self)
         if env is not None:  # open the store now: later the caller may be inside a transaction
             self._open()
+
+    def configure(self, url: str | None, secret_keys: Sequence[str | bytes] | None) -> None:
+        """Set the store and the keys: see :meth:`tidemill.Tidemill.configure`."""
+        keys = self.keys if secret_keys is None else secret_keys
+        serializer = "pickle" if self.pickles else "msgpack"
+        check_app(url, self._env[0], serializer, keys, self.allow_imports)
+        with self._lock:
+            if url is not None and self._broker is not None and url != self._url:
+                raise InvalidOption(
+                    f"url: this app already uses {self._broker.url}; configure the app before its "
+                    "first job, or close it first"
+                )
+            if url is not None:
+                check_url(url)
+                features = Features(self, url)
+                for task in self.tasks.values():
+                    features.declare(task.options)
+                self.features, self._url, self._found = features, url, False
+            self.keys = _encoded(keys)
 
     @functools.cached_property
     def schedules(self) -> Schedules:
@@ -365,6 +384,10 @@ class Runtime:
     async def patiently(self, function: Callable[..., T], *args: Any) -> T:
         """As ``threaded``, in the pool for calls that wait."""
         return await self.waiters.run(function, *args)
+
+
+def _encoded(keys: Iterable[str | bytes]) -> list[bytes]:
+    return [key.encode() if isinstance(key, str) else bytes(key) for key in keys]
 
 
 def _run_coroutine(steps: Coroutine[Any, Any, T]) -> T:

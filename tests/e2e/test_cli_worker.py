@@ -118,3 +118,19 @@ def test_cancel_terminate_stops_a_running_job(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["cancel", job.id, "--terminate", "--url", url])
         assert result.stdout == "cancelled 1 job\n"
         assert job.wait(PATIENCE) is State.CANCELLED
+
+
+@pytest.mark.everyday
+def test_the_environment_names_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "named_app.py").write_text(APP.format(word="named"))
+    with worker(tmp_path, "--burst") as unnamed:
+        assert unnamed.wait(PATIENCE) == 2
+        assert unnamed.stderr is not None
+        assert "name the app, as in tidemill worker shop:mill; or set $TIDEMILL_APP" in (
+            unnamed.stderr.read()
+        )
+    monkeypatch.setenv("TIDEMILL_APP", "named_app:mill")
+    with worker(tmp_path, "--burst") as named:
+        assert named.wait(PATIENCE) == 0
+        assert named.stderr is not None
+        assert "serves named_app:mill" in named.stderr.read()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,17 +64,12 @@ def site() -> Iterator[tuple[str, list[str]]]:
     thread.join()
 
 
-def test_a_worker_of_the_larger_layout_knows_the_tasks_on_the_page(tmp_path: Path) -> None:
-    # given the files of the page
-    page = HOW_TO / "layout.md"
-    for block in blocks(page, "python"):
-        name = re.match(r"# (\S+\.py)\n", block)
-        assert name is not None, block
-        file = tmp_path / name[1]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(block)
-    for folder in ("shop", "shop/mail", "shop/reports"):
-        (tmp_path / folder / "__init__.py").touch()
+Python = Callable[..., str]
+
+
+@pytest.fixture
+def files_of(tmp_path: Path) -> Callable[[Path], Python]:
+    """Write the files of a page; returns a function that runs Python beside them."""
 
     def python(*arguments: str) -> str:
         environment = {**os.environ, "TIDEMILL_URL": "memory://", "PYTHONPATH": str(tmp_path)}
@@ -87,6 +83,43 @@ def test_a_worker_of_the_larger_layout_knows_the_tasks_on_the_page(tmp_path: Pat
             check=True,
         ).stdout
 
+    def write(page: Path) -> Python:
+        for block in blocks(page, "python"):
+            name = re.match(r"# (\S+\.py)\n", block)
+            assert name is not None, block
+            file = tmp_path / name[1]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.parent != tmp_path:
+                (file.parent / "__init__.py").touch()
+            file.write_text(block)
+        return python
+
+    return write
+
+
+def test_the_files_of_an_app_factory_work(files_of: Callable[[Path], Python]) -> None:
+    python = files_of(HOW_TO / "app-factory.md")
+    # when the test of the page runs, then it passes
+    assert "1 passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_greet.py")
+    # and the worker's module opens the context of the app for each job
+    script = """
+        import os
+        os.environ["FLASK_TIDEMILL_URL"] = "memory://"
+        from shop.worker import mill
+        from shop.jobs import greet
+        from tidemill.testing import run_all
+        job = greet.enqueue("bob")
+        run_all(mill)
+        print(mill.url, job.result())
+    """
+    assert python("-c", textwrap.dedent(script)) == "memory:// shop greets bob\n"
+
+
+def test_a_worker_of_the_larger_layout_knows_the_tasks_on_the_page(
+    files_of: Callable[[Path], Python],
+) -> None:
+    page = HOW_TO / "layout.md"
+    python = files_of(page)
     # when a worker loads its module, then it has the tasks of the banner
     known = python("-c", "from shop.worker import mill; print(*sorted(mill.tasks), sep=', ')")
     assert f"tasks   {known.strip()}\n" in page.read_text()

@@ -22,7 +22,7 @@ _CHECKS = 1.0
 
 
 @click.command()
-@click.argument("app")
+@click.argument("app", envvar="TIDEMILL_APP", required=False)
 @click.option(
     "-p",
     "--processes",
@@ -124,12 +124,19 @@ def worker(
 ) -> None:
     """Run the jobs of APP (module:variable or a path to a .py file).
 
+    Without APP, the command takes the app of $TIDEMILL_APP.
+
     Signals: TERM or INT finishes the running jobs and ends; a second signal, at least 0.2 s
     later, ends at once. HUP reloads the app. QUIT ends at once. USR1 prints all stacks.
 
     Exit codes: 0 clean, 1 jobs were interrupted, 2 wrong usage or import error, 3 the store cannot
     be reached, is full or has moved.
     """
+    if not settings["app"]:
+        raise click.UsageError(
+            "name the app, as in tidemill worker shop:mill; or set $TIDEMILL_APP"
+        )
+
     from tidemill.client.log_attributes import mark_records
     from tidemill.worker.settings import Settings
     from tidemill.worker.supervisor import Start, Supervisor, install
