@@ -160,6 +160,7 @@ class PartialCall(Hooked, Generic[R]):
     Only type checkers tell the two classes apart: at run time each call is a :class:`Call`.
 
     Attributes:
+        options: the checked options of the task and of ``using``.
         missing: the error of a call that lacks an argument, or None. A step of a chain gets its
             first argument later.
     """
@@ -180,6 +181,11 @@ class PartialCall(Hooked, Generic[R]):
         self.options = options
         self.missing = missing
         self.hooks = ()
+
+    @property
+    def id(self) -> str:
+        """The id that ``using(id=…)`` has chosen; empty if the put makes an id."""
+        return self.options.id
 
     def _hooked(self, waits: RunOn, hook: Any) -> Self:
         if (key := self.options.key) is not None:
@@ -206,7 +212,7 @@ class PartialCall(Hooked, Generic[R]):
 class Call(PartialCall[R]):
     """A call to enqueue: a task, its arguments, its options and its hooks.
 
-    ``task.call(…)`` and ``mill.call(…)`` make calls.
+    ``task.call(…)`` and ``mill.call(…)`` make calls. ``options`` has their checked options.
     """
 
     __slots__ = ()

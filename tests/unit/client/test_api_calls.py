@@ -45,6 +45,13 @@ def test_a_task_can_be_called_as_ever(double: Task[[int], int]) -> None:
     assert double.__name__ == "double"
 
 
+def test_a_call_tells_its_id_and_options(double: Task[[int], int]) -> None:
+    call = double.using(delay=5).call(4)
+    assert (call.id, call.options.queue, call.options.delay) == ("", "numbers", 5.0)
+    named = call.using(id="mine")
+    assert (named.id, named.options.id, call.id) == ("mine", "mine", "")
+
+
 def test_enqueue_gives_a_handle(mill: Tidemill, double: Task[[int], int]) -> None:
     # given
     job = double.enqueue(4)
