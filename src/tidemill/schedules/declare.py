@@ -388,8 +388,8 @@ def _checked(name: str, call: Any) -> Call[Any]:
 def _is_same(one: _Declared, other: _Declared) -> bool:
     """True when two declarations are equal, for example because a file was run twice."""
     (call, when), (call2, when2) = one, other
-    return (call.task, call.args, call.kwargs, call.options, when.terms) == (
-        *(call2.task, call2.args, call2.kwargs, call2.options, when2.terms),
+    return (call.task, call.args, call.kwargs, call.options, when) == (
+        *(call2.task, call2.args, call2.kwargs, call2.options, when2),
     )
 
 

@@ -143,10 +143,14 @@ class When:
         if rule.every and self.jitter > rule.every:
             raise InvalidOption(f"jitter is longer than every={rule.every:g} s; take a shorter one")
 
-    @property
-    def terms(self) -> tuple[object, ...]:
-        """All options of the rule."""
+    def _terms(self) -> tuple[object, ...]:
         return self.rule, self.repeats, self.jitter, self.catch_up
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, When) and self._terms() == other._terms()
+
+    def __hash__(self) -> int:
+        return hash(self._terms())
 
     def __repr__(self) -> str:
         return f"When({self.rule!r})"

@@ -19,6 +19,7 @@ from tidemill.errors import FeatureMissing, ScheduleExists, ScheduleNotFound, Sc
 from tidemill.schedules.parse import ScheduleOptions
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+START = dt.datetime(2099, 1, 1, tzinfo=dt.UTC)
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -121,6 +122,14 @@ def test_a_schedule_and_a_when_take_the_same_options() -> None:
 )
 def test_a_rule_is_shown_in_words(mill: Tidemill, when: Any, words: str) -> None:
     assert mill.schedules.add("s", mill.call("report"), when).when == words
+
+
+def test_two_whens_with_the_same_times_are_equal() -> None:
+    one, same = When(every=120, start=START), When(every="2 minutes", start=START)
+    assert one == same
+    assert hash(one) == hash(same)
+    for other in (When(every=60, start=START), When(every=120, start=START, repeats=3), 120):
+        assert one != other
 
 
 def test_the_zone_of_the_start_is_the_zone(mill: Tidemill) -> None:
