@@ -11,14 +11,7 @@ from test_contract_remote_owners import Guest
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import History, with_history
-from tidemill.brokers.contract.history_rows import (
-    ALWAYS,
-    HOUR,
-    KEEP,
-    MINUTE,
-    HistoryRow,
-    join_name,
-)
+from tidemill.brokers.contract.history_rows import ALWAYS, HOUR, KEEP, MINUTE, HistoryRow, join_name
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 from tidemill.core.job import Outcome, Verdict

@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Place, eventually
-from playwright.sync_api import (
-    Browser,
-    ConsoleMessage,
-    Page,
-    Request,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 from servers.base import program
 
 expect.set_options(timeout=60_000)  # milliseconds; 5 s are too few on a busy machine

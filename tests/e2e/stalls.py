@@ -11,12 +11,7 @@ from typing import Any
 
 import psycopg
 from harness import Place, open_place
-from servers import (
-    Redis,
-    django_on_postgres,
-    django_on_sqlite,
-    postgres_url,
-)
+from servers import Redis, django_on_postgres, django_on_sqlite, postgres_url
 from servers.http import JobServer
 
 Lock = Callable[[Place], contextlib.AbstractContextManager[None]]

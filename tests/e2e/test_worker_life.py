@@ -8,15 +8,7 @@ import time
 from collections import Counter
 
 import pytest
-from harness import (
-    PATIENT,
-    SLACK,
-    Place,
-    alive,
-    check_no_overlap,
-    eventually,
-    runs_of,
-)
+from harness import PATIENT, SLACK, Place, alive, check_no_overlap, eventually, runs_of
 
 from tidemill.core.job import State
 

@@ -15,12 +15,7 @@ from pathlib import Path
 import pytest
 
 from .base import Server, free_port, program, refuse_servers
-from .django import (
-    django_on_mariadb,
-    django_on_own_postgres,
-    django_on_postgres,
-    django_on_sqlite,
-)
+from .django import django_on_mariadb, django_on_own_postgres, django_on_postgres, django_on_sqlite
 from .network import Machine, Proxy, may_have_machines
 from .postgres import PgBouncer, Postgres, postgres_for_a_while, postgres_store, postgres_url
 from .rabbitmq import RabbitMQ, rabbitmq_url

@@ -15,13 +15,7 @@ import click
 from tidemill import __version__
 from tidemill.core.files import take_standard_descriptors
 from tidemill.core.suggest import did_you_mean
-from tidemill.errors import (
-    BrokerUnavailable,
-    InvalidOption,
-    JobNotFound,
-    JobPruned,
-    TidemillError,
-)
+from tidemill.errors import BrokerUnavailable, InvalidOption, JobNotFound, JobPruned, TidemillError
 
 __all__ = ["main"]
 

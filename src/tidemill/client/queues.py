@@ -27,13 +27,7 @@ from tidemill.client.messages import Message
 from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.threads import in_thread
 from tidemill.core.codec import pack, pack_pickle
-from tidemill.core.config import (
-    Seconds,
-    check_count,
-    check_known,
-    check_name,
-    check_seconds,
-)
+from tidemill.core.config import Seconds, check_count, check_known, check_name, check_seconds
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
 from tidemill.core.retry import MESSAGE

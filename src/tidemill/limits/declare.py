@@ -13,13 +13,7 @@ from typing import Any, Concatenate, TypedDict, TypeVar
 
 import msgspec
 
-from tidemill.core.config import (
-    MAX_SECONDS,
-    Seconds,
-    check_count,
-    check_name,
-    check_seconds,
-)
+from tidemill.core.config import MAX_SECONDS, Seconds, check_count, check_name, check_seconds
 from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import LimitStats

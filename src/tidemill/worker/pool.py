@@ -23,13 +23,7 @@ from tidemill.worker.dispatch import Dispatch
 from tidemill.worker.history import WorkerHistory
 from tidemill.worker.machine import Machine
 from tidemill.worker.parts import PRINTED, Reports
-from tidemill.worker.process import (
-    LostJobs,
-    ScoreboardShares,
-    State,
-    WorkerProcess,
-    unstarted,
-)
+from tidemill.worker.process import LostJobs, ScoreboardShares, State, WorkerProcess, unstarted
 from tidemill.worker.settings import Settings
 from tidemill.worker.verdicts import stuck as stuck_verdict
 

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core import scoreboard as module
-from tidemill.core.scoreboard import (
-    Running,
-    Scoreboard,
-    read_scoreboard,
-    remove_scoreboard,
-)
+from tidemill.core.scoreboard import Running, Scoreboard, read_scoreboard, remove_scoreboard
 
 
 @pytest.fixture

@@ -35,13 +35,7 @@ from tidemill.brokers.django.connections import Borrowed, Unsure
 from tidemill.brokers.django.due import PIECE, delete_surplus, prune, surplus
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.owners import Owners
-from tidemill.brokers.django.put import (
-    forget_nonces,
-    is_plain,
-    put_again,
-    put_plainly,
-    put_within,
-)
+from tidemill.brokers.django.put import forget_nonces, is_plain, put_again, put_plainly, put_within
 from tidemill.brokers.django.settings import Address, check_url, set_up
 from tidemill.brokers.django.store import Store
 from tidemill.brokers.django.tables import Rows, in_parts

@@ -15,13 +15,7 @@ from tidemill.brokers.contract.inspection import (
     matches,
     number_of,
 )
-from tidemill.brokers.django.rows import (
-    SELECT,
-    SELECT_LISTED,
-    STATES,
-    item_of,
-    listed_row,
-)
+from tidemill.brokers.django.rows import SELECT, SELECT_LISTED, STATES, item_of, listed_row
 from tidemill.brokers.django.tables import Rows
 from tidemill.core.envelope import decode_envelope
 from tidemill.core.job import Record, State

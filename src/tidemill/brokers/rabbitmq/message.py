@@ -26,14 +26,7 @@ import msgspec
 import pika
 
 from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded, encoded
-from tidemill.brokers.rabbitmq.layout import (
-    HOME,
-    LONGEST,
-    Names,
-    Place,
-    level_of,
-    server_priority,
-)
+from tidemill.brokers.rabbitmq.layout import HOME, LONGEST, Names, Place, level_of, server_priority
 from tidemill.brokers.rabbitmq.put import Outgoing
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, decode_envelope, encode_envelope

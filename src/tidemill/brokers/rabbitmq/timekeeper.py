@@ -29,14 +29,7 @@ from tidemill.brokers.rabbitmq.amqp.channel import Arrival, ConsumerChannel
 from tidemill.brokers.rabbitmq.amqp.connection import Properties, decoded, encoded
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer
-from tidemill.brokers.rabbitmq.layout import (
-    HOME,
-    LEVELS,
-    Names,
-    least,
-    level_of,
-    most,
-)
+from tidemill.brokers.rabbitmq.layout import HOME, LEVELS, Names, least, level_of, most
 from tidemill.brokers.rabbitmq.message import Writer
 from tidemill.brokers.rabbitmq.put import Outgoing, Publisher
 from tidemill.brokers.rabbitmq.queue_state import QueueState

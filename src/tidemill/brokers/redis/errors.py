@@ -5,13 +5,7 @@ from __future__ import annotations
 from redis import exceptions as redis_errors
 
 from tidemill.brokers.contract.dependencies import not_waiting
-from tidemill.errors import (
-    BrokerUnavailable,
-    DuplicateJob,
-    QueueFull,
-    StoreFull,
-    TidemillError,
-)
+from tidemill.errors import BrokerUnavailable, DuplicateJob, QueueFull, StoreFull, TidemillError
 
 
 class Away(BrokerUnavailable):

@@ -6,13 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.contract.inspection import (
-    Filter,
-    Page,
-    QueueStats,
-    matches,
-    number_of,
-)
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.record import STATES, read_record

@@ -24,13 +24,7 @@ from tidemill.brokers.http.address import check_url
 from tidemill.brokers.registry import open_broker
 from tidemill.core.config import parse_url
 from tidemill.core.job import Outcome, State, Verdict
-from tidemill.errors import (
-    BrokerUnavailable,
-    DuplicateJob,
-    InvalidOption,
-    JobNotFound,
-    QueueFull,
-)
+from tidemill.errors import BrokerUnavailable, DuplicateJob, InvalidOption, JobNotFound, QueueFull
 
 pytestmark = pytest.mark.everyday
 

@@ -17,11 +17,7 @@ from tidemill.brokers.lmdb.put import put
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner, Verdict
-from tidemill.errors import (
-    DuplicateJob,
-    StoreFull,
-    TidemillError,
-)
+from tidemill.errors import DuplicateJob, StoreFull, TidemillError
 
 
 def test_callers_that_meet_share_a_commit(broker: LmdbBroker) -> None:

@@ -9,11 +9,7 @@ import pytest
 from lmdb_desk import ids, job
 
 from tidemill.brokers.registry import open_broker
-from tidemill.errors import (
-    BrokerUnavailable,
-    InvalidOption,
-    TidemillError,
-)
+from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -14,11 +14,7 @@ from lmdb_desk import ids, in_threads, job, join
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.core.job import Owner
-from tidemill.errors import (
-    DuplicateJob,
-    InvalidOption,
-    TidemillError,
-)
+from tidemill.errors import DuplicateJob, InvalidOption, TidemillError
 
 
 @pytest.fixture

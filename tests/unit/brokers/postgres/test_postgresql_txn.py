@@ -17,13 +17,7 @@ from tidemill import Tidemill, chain, group
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.core.job import Owner, Placed
-from tidemill.errors import (
-    DuplicateJob,
-    InvalidOption,
-    JobNotFound,
-    QueueFull,
-    TidemillError,
-)
+from tidemill.errors import DuplicateJob, InvalidOption, JobNotFound, QueueFull, TidemillError
 
 
 @pytest.fixture

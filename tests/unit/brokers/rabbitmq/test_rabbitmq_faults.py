@@ -8,15 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from harness import SLACK, eventually
-from rabbitmq_desk import (
-    LiveOwner,
-    Runner,
-    held,
-    ids_of,
-    job,
-    open_rabbit,
-    put_until,
-)
+from rabbitmq_desk import LiveOwner, Runner, held, ids_of, job, open_rabbit, put_until
 from servers import Proxy, RabbitMQ
 
 from tidemill.brokers.rabbitmq import RabbitBroker

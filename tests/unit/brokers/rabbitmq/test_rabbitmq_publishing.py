@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from harness import SLACK, eventually
-from rabbitmq_desk import (
-    LiveOwner,
-    away,
-    ids_of,
-    job,
-    open_rabbit,
-    suspended,
-)
+from rabbitmq_desk import LiveOwner, away, ids_of, job, open_rabbit, suspended
 from servers import RabbitMQ
 
 from tidemill.brokers.contract.inspection import Filter

@@ -14,13 +14,7 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.brokers.lmdb.claim.limits import PartitionClaim, PartitionClaims
 from tidemill.brokers.lmdb.layout import DUE_KEY, DUE_LEASE, LEASE_KEY, LOST, MICRO, READY_KEY, Row
 from tidemill.brokers.lmdb.put.workflows import inputs_of
-from tidemill.brokers.lmdb.record import (
-    EXPIRED,
-    HEADER,
-    TOO_LATE,
-    Flag,
-    Stored,
-)
+from tidemill.brokers.lmdb.record import EXPIRED, HEADER, TOO_LATE, Flag, Stored
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.job import DEFAULT_TTR, Lease
 

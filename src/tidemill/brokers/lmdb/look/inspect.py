@@ -9,12 +9,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from tidemill.brokers.contract.inspection import (
-    Filter,
-    Page,
-    QueueStats,
-    matches,
-)
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches
 from tidemill.brokers.lmdb.claim.limits import (
     COST,
     LIMITS,

@@ -18,15 +18,7 @@ from tidemill.brokers.contract.schedules import LeftOut
 from tidemill.brokers.lmdb.layout import DUE_EXPIRY, DUE_KEY, MICRO, READY_KEY
 from tidemill.brokers.lmdb.put.unique import NOBODY, Key, find_key, put_key
 from tidemill.brokers.lmdb.put.workflows import link
-from tidemill.brokers.lmdb.record import (
-    CANCELLED,
-    HEADER,
-    READY,
-    SCHEDULED,
-    WAITING,
-    Flag,
-    Stored,
-)
+from tidemill.brokers.lmdb.record import CANCELLED, HEADER, READY, SCHEDULED, WAITING, Flag, Stored
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Conflict, Placed, Put
