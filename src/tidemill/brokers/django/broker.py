@@ -11,14 +11,13 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from tidemill.brokers.contract.admin import Admin
-from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
-from tidemill.brokers.contract.features import Feature, lacks
+from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
@@ -45,8 +44,8 @@ from tidemill.brokers.rules import admin as rules
 from tidemill.brokers.rules import limits as limit_rules
 from tidemill.brokers.rules import transfer as transfer_rules
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.brokers.shared.forwarded import forwarded_to
-from tidemill.brokers.shared.waits import Parked, sleep
+from tidemill.brokers.shared.forwarded import Call, P, R, StoreCalls, by, forwarded_to
+from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope, LimitSettings
@@ -55,8 +54,6 @@ from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.limits.arithmetic import LimitStats
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 _TICK = 30.0
 _PAUSE = 0.1  # seconds between two attempts to put
 _commands = msgspec.msgpack.Decoder(list[Command])
@@ -64,15 +61,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def open_url(url: Url) -> DjangoBroker:
-    """Open the broker of a ``django://`` URL."""
     address = check_url(url)
     set_up(address)
     return DjangoBroker(address)
 
 
-def _reads(
-    method: Callable[Concatenate[Any, P], R], run: Callable[..., R]
-) -> Callable[Concatenate[Any, P], R]:
+def _reads(method: Call[P, R], run: Callable[..., R]) -> Call[P, R]:
     """A call that a function answers from rows."""
 
     def answer(broker: DjangoBroker, **given: Any) -> R:
@@ -81,26 +75,11 @@ def _reads(
     return forwarded_to(method, answer)
 
 
-def _changes(
-    method: Callable[Concatenate[Any, P], R], run: Callable[..., R], rings: str = ""
-) -> Callable[Concatenate[Any, P], R]:
+def _changes(method: Call[P, R], run: Callable[..., R], rings: str = "") -> Call[P, R]:
     """A call that a function answers in one transaction, which then wakes these sleepers."""
 
     def answer(broker: DjangoBroker, **given: Any) -> R:
         return broker._open().change(lambda jobs: run(jobs, **given), rings=rings)
-
-    return forwarded_to(method, answer)
-
-
-def _by(
-    part: str, method: Callable[Concatenate[Any, P], R], name: str = ""
-) -> Callable[Concatenate[Any, P], R]:
-    """A call that a part of the broker answers, under the same name or another."""
-    name = name or method.__name__
-
-    def answer(broker: DjangoBroker, **given: Any) -> Any:
-        broker._open()
-        return getattr(getattr(broker, part), name)(**given)
 
     return forwarded_to(method, answer)
 
@@ -122,7 +101,7 @@ def _shown_limits(jobs: StoredJobs) -> list[LimitStats]:
     return limit_rules.show(jobs)
 
 
-class DjangoBroker:
+class DjangoBroker(StoreCalls):
     """A broker in a database of a Django project."""
 
     features = frozenset(Feature) - {
@@ -130,6 +109,8 @@ class DjangoBroker:
         Feature.NAMED,
         Feature.REMOTE_OWNERS,
     }
+
+    _owners: Owners
 
     def __init__(self, address: Address) -> None:
         self.url = address.text
@@ -160,6 +141,9 @@ class DjangoBroker:
             self._store.database.close()
             self._enter()
         return self._store
+
+    def _check_open(self) -> None:
+        self._open()
 
     def after_fork_child(self) -> None:
         """Leave connections and owners to the parent, in a forked child."""
@@ -242,17 +226,9 @@ class DjangoBroker:
 
     # -- owning -------------------------------------------------------------------------
 
-    attach = _by("_owners", Broker.attach)
-    detach = _by("_owners", Broker.detach)
-    release = _by("_owners", Broker.release)
-    owners = _by("_owners", Inspection.owners, "listed")
-
     def exchange(self, step: Step) -> Reply:
         self._open()
         return self._owners[step.owner].exchange(step)
-
-    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        return sleep(self.parked(owner_id, timeout, fds))
 
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._open()
@@ -264,9 +240,6 @@ class DjangoBroker:
         if time.monotonic() >= self._next_tick:
             self.tick()
         return ready
-
-    def wake(self, owner_id: str) -> None:
-        self._owners.wake(owner_id)
 
     def count_silence(self) -> float:
         return 3600.0
@@ -290,10 +263,7 @@ class DjangoBroker:
     ahead = _reads(Inspection.ahead, inspect.ahead)
     stats = _reads(Inspection.stats, inspect.stats)
     head = _reads(JobNumbers.head, inspect.head)
-    wait_space = _by("waits", JobWaits.wait_space, "for_space")
-
-    def get(self, job_id: str) -> Record | None:
-        return self.get_many([job_id])[0]
+    wait_space = by("waits", JobWaits.wait_space, "for_space")
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
         """The records of several jobs, in the order of the ids."""
@@ -368,9 +338,6 @@ class DjangoBroker:
         for ids in in_parts(list(job_ids), PIECE):
             done += store.change(functools.partial(work, ids), rings=rings)
         return done
-
-    def backup(self, target: str) -> None:
-        raise lacks(self.url, Feature.BACKUP, "backup")
 
     set_queue = _changes(Admin.set_queue, rules.set_queue, OWNERS + WAITERS)
     forget_queue = _changes(Admin.forget_queue, rules.forget_queue)

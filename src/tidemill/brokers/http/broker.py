@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step
-from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.limits import LimitCalls
@@ -26,12 +26,12 @@ from tidemill.brokers.http.address import Address, check_url
 from tidemill.brokers.http.connections import Server, ServerConnections
 from tidemill.brokers.http.owners import Owners
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.brokers.shared.forwarded import by, forwarded_to
 from tidemill.core.clock import new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Owner, Put, Record
-from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
+from tidemill.core.job import Put, Record
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 _NOT_HERE = {Feature.TRANSACTIONS, Feature.REMOTE_OWNERS, Feature.NAMED}
 
@@ -49,7 +49,6 @@ def forwarded(
 
 
 def open_url(url: Url) -> HttpBroker:
-    """The broker of a URL."""
     return HttpBroker(check_url(url))
 
 
@@ -110,7 +109,7 @@ class HttpBroker:
         nonce: str = "",
     ) -> list[Put]:
         if txn is not None:
-            raise FeatureMissing("txn= needs the feature transactions, which http:// does not have")
+            raise lacks(self.url, Feature.TRANSACTIONS, "txn=")
         if not jobs and not let_go:
             return []
         more = {"hold": list(hold), "let_go": list(let_go)} if hold or let_go else {}
@@ -119,13 +118,8 @@ class HttpBroker:
 
     # -- owning ---------------------------------------------------------------------------------
 
-    def attach(self, owner: Owner) -> None:
-        self._check_open()
-        self._owners.attach(owner)
-
-    def detach(self, owner_id: str) -> None:
-        self._check_open()
-        self._owners.detach(owner_id)
+    attach = by("_owners", Broker.attach)
+    detach = by("_owners", Broker.detach)
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()

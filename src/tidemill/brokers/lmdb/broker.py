@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 import lmdb
 
@@ -47,9 +47,9 @@ from tidemill.brokers.lmdb.put.schedules import apply_changes, page_of_schedules
 from tidemill.brokers.lmdb.put.unique import sweep_keys
 from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, is_unfinished
 from tidemill.brokers.lmdb.transitions import Transitions
-from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.brokers.shared.forwarded import Call, P, R, StoreCalls, by, forwarded_to
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
-from tidemill.brokers.shared.waits import Parked, sleep
+from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Owner, Put, Record
@@ -58,21 +58,7 @@ from tidemill.errors import BrokerUnavailable, TidemillError
 _PRUNE_MOST = 2000
 _TICK = 30.0
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
-Call = Callable[Concatenate[Any, P], R]
-
-
-def inspected(method: Call[P, R]) -> Call[P, R]:
-    """A call of the contract that the method of the same name of ``Inspector`` answers."""
-    name = method.__name__
-
-    def look(broker: LmdbBroker, **given: Any) -> Any:
-        broker._check_open()
-        return getattr(broker._inspector, name)(**given)
-
-    return forwarded_to(method, look)
 
 
 def looked(method: Call[P, R], look: Callable[..., R]) -> Call[P, R]:
@@ -106,10 +92,11 @@ def acted(method: Call[P, R], act: Callable[..., R], *, deletes: bool = False) -
     return forwarded_to(method, commit)
 
 
-class LmdbBroker:
+class LmdbBroker(StoreCalls):
     """A broker in an LMDB environment."""
 
     features = frozenset(Feature)
+    _owners: Owners
 
     def __init__(
         self, url: str, store: Store, retention: Retention | None = None, *, reading: bool = False
@@ -256,10 +243,6 @@ class LmdbBroker:
         self._act(lambda commit: None)
         self._owners.attach(owner)
 
-    def detach(self, owner_id: str) -> None:
-        self._check_open()
-        self._owners.detach(owner_id)
-
     def exchange(self, step: Step) -> Reply:
         self._check_open()
         if step.behalf:
@@ -285,9 +268,6 @@ class LmdbBroker:
         local_owner = self._owners[step.owner]
         return self._commit(lambda commit: exchange(commit, local_owner, step, heard), last=True)
 
-    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        return sleep(self.parked(owner_id, timeout, fds))
-
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         local_owner = self._owners[owner_id]
@@ -298,12 +278,6 @@ class LmdbBroker:
             if time.monotonic() >= self._next_tick:
                 self.tick()
         return ready
-
-    def wake(self, owner_id: str) -> None:
-        self._owners.wake(owner_id)
-
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
-        return self._owners.release(owner_id, causes)
 
     def reap(self) -> int:
         """Give back the jobs of owners that died; return the number of these owners."""
@@ -333,10 +307,6 @@ class LmdbBroker:
             pass
         return _TICK
 
-    def count_silence(self) -> float:
-        self._check_open()
-        return self._owners.count_silence()
-
     # -- waiting for jobs -----------------------------------------------------------------------
 
     def wait_for(
@@ -360,9 +330,6 @@ class LmdbBroker:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def get(self, job_id: str) -> Record | None:
-        return self.get_many([job_id])[0]
-
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
         """The records of several jobs, read in one transaction."""
         self._check_open()
@@ -371,18 +338,14 @@ class LmdbBroker:
     def was_here(self, job_id: str) -> bool:
         return self._time.was_here(job_id)
 
-    def owners(self) -> list[Owner]:
-        self._check_open()
-        return self._owners.alive()
-
-    find = inspected(Inspection.find)
-    head = inspected(JobNumbers.head)
-    ahead = inspected(Inspection.ahead)
-    stats = inspected(Inspection.stats)
-    info = inspected(Inspection.info)
-    limits = inspected(LimitCalls.limits)
-    held = inspected(LimitCalls.held)
-    backup = inspected(Admin.backup)
+    find = by("_inspector", Inspection.find)
+    head = by("_inspector", JobNumbers.head)
+    ahead = by("_inspector", Inspection.ahead)
+    stats = by("_inspector", Inspection.stats)
+    info = by("_inspector", Inspection.info)
+    limits = by("_inspector", LimitCalls.limits)
+    held = by("_inspector", LimitCalls.held)
+    backup = by("_inspector", Admin.backup)
     history = looked(History.history, read_history)
     history_kinds = looked(History.history_kinds, kinds_of_history)
 

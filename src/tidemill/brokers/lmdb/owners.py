@@ -91,7 +91,7 @@ class Owners(shared.Owners[LocalOwner]):
 
     # -- the list -------------------------------------------------------------------------------
 
-    def alive(self) -> list[Owner]:
+    def listed(self) -> list[Owner]:
         """The owners attached now, in any process."""
         rows = self._rows()
         alive = self._liveness.alive

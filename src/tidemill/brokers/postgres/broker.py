@@ -10,18 +10,16 @@ import base64
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
-from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, is_lost, lost
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.inspection import Inspection
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.remote_owners import RemoteOwners
 from tidemill.brokers.contract.schedules import Schedules
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.postgres import inspect, limits, transfer
@@ -36,8 +34,8 @@ from tidemill.brokers.postgres.settings import Address, check_url
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.brokers.shared.forwarded import forwarded_to
-from tidemill.brokers.shared.waits import Parked, sleep
+from tidemill.brokers.shared.forwarded import Call, P, R, StoreCalls, by, forwarded_to
+from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import clock, id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
@@ -47,12 +45,8 @@ from tidemill.errors import FeatureMissing, TidemillError
 _PRUNE_MOST = 2000
 _TICK = 30.0
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 def open_url(url: Url) -> PostgresBroker:
-    """Open the broker of a ``postgresql://`` URL."""
     return PostgresBroker(check_url(url))
 
 
@@ -66,22 +60,7 @@ def grants_url(url: Url, role: str) -> list[str]:
     return statements(check_url(url).schema, role)
 
 
-def _by(
-    part: str, method: Callable[Concatenate[Any, P], R], name: str = ""
-) -> Callable[Concatenate[Any, P], R]:
-    """A call that a part of the broker answers, under the same name or another."""
-    name = name or method.__name__
-
-    def answer(broker: PostgresBroker, **given: Any) -> Any:
-        broker._check_open()
-        return getattr(getattr(broker, part), name)(**given)
-
-    return forwarded_to(method, answer)
-
-
-def _in_session(
-    method: Callable[Concatenate[Any, P], R], run: Callable[..., R]
-) -> Callable[Concatenate[Any, P], R]:
+def _in_session(method: Call[P, R], run: Callable[..., R]) -> Call[P, R]:
     """A call that a function answers with statements of the session."""
 
     def answer(broker: PostgresBroker, **given: Any) -> R:
@@ -91,10 +70,11 @@ def _in_session(
     return forwarded_to(method, answer)
 
 
-class PostgresBroker:
+class PostgresBroker(StoreCalls):
     """A broker in a PostgreSQL database."""
 
     features = frozenset(Feature) - {Feature.BACKUP}
+    _owners: Owners
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
@@ -167,12 +147,6 @@ class PostgresBroker:
             return put_inside(self._session, jobs, txn, hold, let_go)
         return put(self._session, jobs, hold, let_go, nonce)
 
-    attach = _by("_owners", Broker.attach)
-    detach = _by("_owners", Broker.detach)
-    release = _by("_owners", Broker.release)
-    count_silence = _by("_owners", RemoteOwners.count_silence)
-    owners = _by("_owners", Inspection.owners, "listed")
-
     def exchange(self, step: Step) -> Reply:
         self._check_open()
         if step.serial or step.behalf:
@@ -188,9 +162,6 @@ class PostgresBroker:
             self._owners.renewed(attached, step)
         return reply
 
-    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        return sleep(self.parked(owner_id, timeout, fds))
-
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         attached = self._owners[owner_id]
@@ -199,9 +170,6 @@ class PostgresBroker:
         if time.monotonic() >= self._next_tick:
             self.tick()
         return ready
-
-    def wake(self, owner_id: str) -> None:
-        self._owners.wake(owner_id)
 
     def tick(self) -> float:
         self._check_open()
@@ -227,9 +195,6 @@ class PostgresBroker:
         return [leases_of(base64.b64decode(one))[0] if one else None for one in shown]
 
     # -- looking -----------------------------------------------------------------------------------
-
-    def get(self, job_id: str) -> Record | None:
-        return self.get_many([job_id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
         """Return the records of several jobs, read at one moment."""
@@ -335,9 +300,9 @@ class PostgresBroker:
     schedules = _in_session(Schedules.schedules, stored.get)
     list_schedules = _in_session(Schedules.list_schedules, stored.page)
     change_schedules = _in_session(Schedules.change_schedules, stored.change)
-    history = _by("_history", History.history, "read")
-    history_kinds = _by("_history", History.history_kinds, "kinds")
-    keep_history = _by("_history", History.keep_history, "keep")
+    history = by("_history", History.history, "read")
+    history_kinds = by("_history", History.history_kinds, "kinds")
+    keep_history = by("_history", History.keep_history, "keep")
     depart = _in_session(Transfer.depart, transfer.depart)
     stay = _in_session(Transfer.stay, transfer.stay)
     adopt = _in_session(Transfer.adopt, transfer.adopt)

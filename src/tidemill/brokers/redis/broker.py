@@ -12,18 +12,16 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from tidemill.brokers.contract import inspection
 from tidemill.brokers.contract.admin import Admin
-from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, is_lost, lost
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.history import History
 from tidemill.brokers.contract.job_numbers import JobNumbers
 from tidemill.brokers.contract.limits import LimitCalls
-from tidemill.brokers.contract.remote_owners import RemoteOwners
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.redis.connections import ServerConnections
@@ -39,14 +37,14 @@ from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, r
 from tidemill.brokers.redis.settings import Settings, check_url
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
-from tidemill.brokers.shared.forwarded import forwarded_to
+from tidemill.brokers.shared.forwarded import StoreCalls, by
 from tidemill.brokers.shared.owners import folder_here
-from tidemill.brokers.shared.waits import Parked, sleep
+from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import clock, id_time, new_id
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope, LimitSettings
 from tidemill.core.job import Lease, Placed, Put, Record, purged
-from tidemill.errors import BrokerUnavailable, FeatureMissing, TidemillError
+from tidemill.errors import BrokerUnavailable, TidemillError
 
 log = logging.getLogger("tidemill.redis")
 
@@ -58,32 +56,16 @@ _RETENTION = struct.Struct(">dddd")
 _GOES_ON = 2  # the answer when some keys of a limit still have old settings
 _CHANGED = b"1"[0]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 def open_url(url: Url) -> RedisBroker:
-    """The broker of a URL."""
     return RedisBroker(check_url(url))
 
 
-def _by(
-    part: str, method: Callable[Concatenate[Any, P], R], name: str = ""
-) -> Callable[Concatenate[Any, P], R]:
-    """A call that a part of the broker answers, under the same name or another."""
-    name = name or method.__name__
-
-    def answer(broker: RedisBroker, **given: Any) -> Any:
-        broker._check_open()
-        return getattr(getattr(broker, part), name)(**given)
-
-    return forwarded_to(method, answer)
-
-
-class RedisBroker:
+class RedisBroker(StoreCalls):
     """A broker on a Redis server."""
 
     features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
+    _owners: Owners
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.address.shown
@@ -183,9 +165,7 @@ class RedisBroker:
         nonce: str = "",
     ) -> list[Put]:
         if txn is not None:
-            raise FeatureMissing(
-                "txn= needs the feature transactions, which redis:// does not have"
-            )
+            raise lacks(self.url, Feature.TRANSACTIONS, "txn=")
         if nonce:
             check_nonce(nonce)
         if not jobs and not let_go:
@@ -198,12 +178,7 @@ class RedisBroker:
 
         return _puts(jobs, self._lines.put(plain, pack, nonce))
 
-    attach = _by("_owners", Broker.attach)
-    detach = _by("_owners", Broker.detach)
-    release = _by("_owners", Broker.release)
-    count_silence = _by("_owners", RemoteOwners.count_silence)
-    owners = _by("_owners", inspection.Inspection.owners, "listed")
-    command = _by("_owners", Admin.command)
+    command = by("_owners", Admin.command)
 
     def exchange(self, step: Step) -> Reply:
         self._check_open()
@@ -230,9 +205,6 @@ class RedisBroker:
                 self._inspection.info(self._settings.replicas)["durability"],
             )
 
-    def wait(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> list[int]:
-        return sleep(self.parked(owner_id, timeout, fds))
-
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()
         attached = self._owners[owner_id]
@@ -243,9 +215,6 @@ class RedisBroker:
         if self._history.has_many():
             self._history.fold()
         return ready
-
-    def wake(self, owner_id: str) -> None:
-        self._owners.wake(owner_id)
 
     def tick(self) -> float:
         self._check_open()
@@ -269,9 +238,6 @@ class RedisBroker:
 
     # -- looking ----------------------------------------------------------------------------------
 
-    def get(self, job_id: str) -> Record | None:
-        return self.get_many([job_id])[0]
-
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
         """The records of several jobs; one call reads up to 1000 of them at one moment."""
         self._check_open()
@@ -284,10 +250,10 @@ class RedisBroker:
         apart = abs(self._ahead) + 1  # producers make ids by their own clocks
         return bool(self._born - apart <= made <= clock.wall() + apart)
 
-    find = _by("_inspection", inspection.Inspection.find)
-    ahead = _by("_inspection", inspection.Inspection.ahead)
-    stats = _by("_inspection", inspection.Inspection.stats)
-    head = _by("_inspection", JobNumbers.head)
+    find = by("_inspection", inspection.Inspection.find)
+    ahead = by("_inspection", inspection.Inspection.ahead)
+    stats = by("_inspection", inspection.Inspection.stats)
+    head = by("_inspection", JobNumbers.head)
 
     def info(self) -> dict[str, Any]:
         self._check_open()
@@ -356,9 +322,6 @@ class RedisBroker:
     def forget_queue(self, queue: str) -> bool:
         return bool(self._do(b"forget", queue.encode()))
 
-    def backup(self, target: str) -> None:
-        raise lacks(self.url, Feature.BACKUP, "backup")
-
     # -- limits, schedules, history and moves -----------------------------------------------------
 
     def set_limit(
@@ -368,13 +331,13 @@ class RedisBroker:
         if self._call("set_limit", *args) == _GOES_ON:
             self._go_on(self._lines)
 
-    limits = _by("_ledger", LimitCalls.limits, "all")
-    held = _by("_ledger", LimitCalls.held)
-    history = _by("_history", History.history, "read")
-    history_kinds = _by("_history", History.history_kinds, "kinds")
-    keep_history = _by("_history", History.keep_history, "keep")
-    schedules = _by("_book", Schedules.schedules, "get")
-    list_schedules = _by("_book", Schedules.list_schedules, "page")
+    limits = by("_ledger", LimitCalls.limits, "all")
+    held = by("_ledger", LimitCalls.held)
+    history = by("_history", History.history, "read")
+    history_kinds = by("_history", History.history_kinds, "kinds")
+    keep_history = by("_history", History.keep_history, "keep")
+    schedules = by("_book", Schedules.schedules, "get")
+    list_schedules = by("_book", Schedules.list_schedules, "page")
 
     def wall(self) -> float:
         self._check_open()
