@@ -150,14 +150,12 @@ class Runtime:
 
     @functools.cached_property
     def schedules(self) -> Schedules:
-        """The schedules of the store."""
         from tidemill.schedules.declare import Schedules
 
         return Schedules(self)
 
     @functools.cached_property
     def code_schedules(self) -> DeclaredSchedules:
-        """The schedules that the code of the app declares."""
         from tidemill.schedules.declare import DeclaredSchedules
 
         return DeclaredSchedules(self)

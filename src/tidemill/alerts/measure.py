@@ -50,7 +50,6 @@ def check_measurable(mill: Tidemill, rules: Sequence[Rule]) -> None:
 
 
 def measure(mill: Tidemill, rules: Sequence[Rule]) -> list[Value]:
-    """The values of rules now."""
     queues = users_queues(mill.broker.stats())
     needs_owners = any(rule.when == "no-worker" for rule in rules)
     owners = mill.broker.owners() if needs_owners else []

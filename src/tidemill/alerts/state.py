@@ -46,7 +46,6 @@ class Alert(msgspec.Struct, kw_only=True):
         self.value, self.text, self.above = value.value, value.text, value.rule.most
 
     def message(self, event: str, at: float, store: str, host: str) -> Message:
-        """The alert as a message."""
         text = f"{'over: ' if event == 'end' else ''}{self.rule}: {self.text}"
         return Message(
             event=event,
@@ -70,7 +69,6 @@ def alerts(mill: Tidemill) -> dict[str, Alert]:
 
 
 def keep(mill: Tidemill, alert: Alert) -> None:
-    """Store an alert."""
     _kept(mill).put(alert.key, msgspec.json.encode(alert))
 
 

@@ -400,7 +400,6 @@ def _innermost(place: str, value: Any, error: CodecError) -> tuple[str, str]:
 
 
 def _kinds(value: Any) -> set[type]:
-    """The types of a value and of all its parts."""
     parts = [part for _, part in _parts(value)]
     deep = (_kinds(part) for part in parts if type(part) not in _LEAVES)
     return {type(value), *map(type, parts)}.union(*deep)

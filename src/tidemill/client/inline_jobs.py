@@ -35,7 +35,6 @@ class InlineJobs:
         self._lock = Lock()
 
     def keep(self, record: Record) -> None:
-        """Keep the record of a job that has ended."""
         with self._lock:
             self._ended += 1
             record.seq = self._ended
@@ -51,7 +50,6 @@ class InlineJobs:
         return record is not None
 
     def get(self, job_id: str) -> Record | None:
-        """The record of a job, or None."""
         return self._records.get(job_id)
 
     def was_here(self, job_id: str) -> bool:

@@ -48,7 +48,6 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> Command:
-        """The question as a command of the store."""
         numbers = f" {self.seconds:g} {self.hertz:g}" if self.verb == "profile" else ""
         return Command(f"{self.verb} {self.id}{numbers}")
 
@@ -108,7 +107,6 @@ class Report(msgspec.Struct, array_like=True):
 
 
 def encode_report(report: Report) -> bytes:
-    """A report as the bytes of a note."""
     return zlib.compress(msgspec.msgpack.encode(report))
 
 

@@ -140,7 +140,6 @@ class Folder:
         self.fd = raised(fd if fd >= 0 else os.open(path, flags))
 
     def close(self) -> None:
-        """Close the directory."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -91,7 +91,6 @@ class Seen:
 
     @functools.cached_property
     def limits(self) -> list[LimitStats]:
-        """The limits in numbers."""
         return with_limits(self.broker, "limits").limits()
 
     def serving(self, queue: str) -> Sequence[Owner]:

@@ -49,7 +49,6 @@ class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def tz(self) -> dt.tzinfo:
-        """The zone."""
         return zoneinfo.ZoneInfo(self.zone) if self.zone else UTC
 
     @property

@@ -52,7 +52,6 @@ def cron_in_words(cron: str) -> str:
 
 
 def _time(second: str, minute: str, hour: str) -> str:
-    """The time of the day."""
     minutes, hours = _numbers(minute), _numbers(hour)
     if second == "0" and minutes and hours and len(minutes) * len(hours) <= _TIMES_MOST:
         return "at " + _and([f"{h:02d}:{m:02d}" for h in hours for m in minutes])

@@ -68,7 +68,6 @@ class Token(
 
     @property
     def rank(self) -> Role:
-        """The role as a number."""
         return Role[self.role.upper()]
 
 

@@ -232,7 +232,6 @@ class MessageSocket(Generic[Out, In]):
             return frames
 
     def close(self) -> None:
-        """Close this end."""
         self.sock.close()
 
 

@@ -279,7 +279,6 @@ class Reports(Part):
             log.warning("the stacks of this worker cannot be printed on stderr: %s", error)
 
     def look(self, broker: Store) -> None:
-        """Store the reports that are complete."""
         with self._lock:
             now = clock.machine()
             done = [i for i, q in self._open.items() if q.due <= now and i != PRINTED]

@@ -296,7 +296,6 @@ class ProcessPool:
             self.interrupted = True
 
     def _log_unknown(self, task: str, error: str) -> None:
-        """Log an unknown task, once."""
         if task in self._unknown or len(self._unknown) >= UNKNOWN_MOST:
             return
         self._unknown.add(task)

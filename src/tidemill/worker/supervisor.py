@@ -95,7 +95,6 @@ class Start(msgspec.Struct, frozen=True):
     hello: Hello
 
     def log(self, extra: Mapping[str, object] | None = None) -> None:
-        """Log the start as one line."""
         log.info(
             "worker %s serves %s of %s with %d x %d",
             self.worker,
@@ -396,7 +395,6 @@ class Supervisor:
             self.signals.ring()
 
     def _look_after(self) -> None:
-        """Look after the processes."""
         with self.pool.lock:
             pool = self.pool
             pool.look_after()

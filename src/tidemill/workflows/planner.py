@@ -68,7 +68,6 @@ _NOTHING = _Before()
 
 
 def step_id(chain_id: str, index: int, count: int) -> str:
-    """The id of a chain's step."""
     return chain_id if index == count - 1 else f"{chain_id}.{index:04d}"
 
 

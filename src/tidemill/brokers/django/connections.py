@@ -213,8 +213,6 @@ class Borrowed(Rows):
 
 
 class Database:
-    """The database of one alias."""
-
     def __init__(self, address: Address) -> None:
         from django.db import connections
 
@@ -316,7 +314,6 @@ class Database:
                 time.sleep(pause)
 
     def close(self) -> None:
-        """Close all connections."""
         self._spares.close()
 
     def after_fork_child(self) -> None:

@@ -39,8 +39,6 @@ _kept = msgspec.msgpack.Decoder(Kept)
 
 
 class OwnerRow(msgspec.Struct):
-    """An owner's row."""
-
     until: float
     serial: int
     commands: list[Command]

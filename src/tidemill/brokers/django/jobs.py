@@ -183,7 +183,6 @@ class StoredJobs(Jobs):
     # -- reading ----------------------------------------------------------------------
 
     def need_ids(self, ids: Iterable[str]) -> None:
-        """Read the jobs of these ids."""
         known, missing = self._stored, self._missing
         new = [i for i in dict.fromkeys(ids) if i not in known and i not in missing]
         new = [i for i in new if "\0" not in i]
@@ -241,7 +240,6 @@ class StoredJobs(Jobs):
         return sum(1 for one in self._stored.values() if one.before and one.before[1] == _READY)
 
     def knows(self, job_id: str) -> bool:
-        """True when this transaction has read the job."""
         return job_id in self._stored
 
     def enter_row(self, row: Any) -> Item:
@@ -269,7 +267,6 @@ class StoredJobs(Jobs):
     # -- changing ---------------------------------------------------------------------
 
     def enter(self, job_id: str, item: Item) -> None:
-        """Add a new job."""
         self._stored[job_id] = Stored(item, encode_envelope(item.record.envelope), None)
         self._missing.discard(job_id)
 

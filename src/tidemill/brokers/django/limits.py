@@ -73,7 +73,6 @@ class Partitions(dict[tuple[str, str], Partition]):
         self._load(self._rows.select_in(text, [f"{name}\x1f{key}" for name, key in new]))
 
     def need_all(self) -> None:
-        """Read all rows."""
         if not self._all:
             self._all = True
             text = "SELECT share, running, turn, limiter FROM tidemill_partition"

@@ -87,7 +87,6 @@ class Stored:
 
 
 def item_of(row: Sequence[Any]) -> Stored:
-    """The item of a row."""
     (_, state, rank, due, expires, _, prune, token, holder) = row[:9]
     (linked, fresh, finished, facts, large, seq, encoded) = row[9:]
     encoded = bytes(encoded)

@@ -39,7 +39,6 @@ class _Records(dict[str, Schedule]):
         self.before: dict[str, Schedule] = {}
 
     def need(self, names: Iterable[str]) -> None:
-        """Read the records of these names."""
         new = [name for name in dict.fromkeys(names) if name not in self._looked]
         self._looked.update(new)
         for record in filter(None, read(self._rows, new)):

@@ -61,13 +61,11 @@ class Store:
     # -- the row of the store ---------------------------------------------------------------
 
     def facts(self) -> Facts:
-        """The facts of the whole store."""
         text = "SELECT facts FROM tidemill_store WHERE id = 1"
         found = self.read(lambda rows: rows.execute(text))
         return decode_facts(bytes(found[0][0])) if found else Facts()
 
     def _create(self, rows: Rows) -> None:
-        """Add the row of the store."""
         facts = Facts(store=self.name or new_id(), born=rows.now())
         text = "INSERT INTO tidemill_store (id, departs, facts) VALUES (1, 0, %s)"
         rows.execute(text, [msgspec.msgpack.encode(facts)])

@@ -69,7 +69,6 @@ class Rows(abc.ABC):
         self.insert_between(before, rows, behind)
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows."""
         names = ", ".join(f'"{name}"' for name in columns)
         self.insert_between(f"INSERT INTO {table} ({names}) VALUES ", rows, "")
 

@@ -41,7 +41,6 @@ class Notes:
         return found
 
     def get(self, name: str) -> Schedule | None:
-        """The note of this name, if any."""
         return self._store.schedules([self._named(name)])[0]
 
     def put(self, name: str, body: bytes, *, seconds: float = 0.0) -> Schedule:

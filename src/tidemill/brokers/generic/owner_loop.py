@@ -62,7 +62,6 @@ class OwnerLoop:
         raise NotImplementedError
 
     def exchange(self, step: Step) -> Reply:
-        """Make the step."""
         return self._broker.exchange(step)
 
     def hand_out(self, step: Step, reply: Reply) -> float:

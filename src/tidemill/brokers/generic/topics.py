@@ -107,7 +107,6 @@ _decode = msgspec.msgpack.Decoder(tuple[Binding, ...]).decode
 
 
 def bindings(store: Store) -> Bindings:
-    """All bindings of a store."""
     (record,) = store.schedules([BINDINGS])
     return Bindings(_decode(record.body), record.version) if record else Bindings()
 

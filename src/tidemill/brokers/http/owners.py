@@ -185,7 +185,6 @@ class Owners:
         return local
 
     def ids(self) -> list[str]:
-        """The ids of all attached owners."""
         return list(self._owners)
 
     def attach(self, owner: Owner) -> None:
@@ -232,7 +231,6 @@ class Owners:
             local.wake()
 
     def close(self) -> None:
-        """Close all connections."""
         self._presence.close()
         for local in list(self._owners.values()):
             local.close()

@@ -73,10 +73,8 @@ class Response:
         self._head = {}
 
     def on_body(self, data: bytes) -> None:
-        """A part of the body."""
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        """The response is complete."""
         if self.status:
             self._complete()

@@ -121,7 +121,6 @@ class Row:
         self.forgotten, self.dirty = 1, True
 
     def pack(self) -> bytes:
-        """The row as stored."""
         return _ROW.pack(*_STORED(self))
 
 

@@ -70,7 +70,6 @@ class Header(msgspec.Struct, gc=False):
         return READY_KEY.pack(self.line | lost, self.rank, self.seq)
 
     def pack(self) -> bytes:
-        """The header as stored."""
         return HEADER.pack(
             self.state,
             self.flags,
@@ -121,7 +120,6 @@ class Stored:
 
     @property
     def envelope(self) -> bytes:
-        """The envelope, encoded."""
         return self.data[_HEAD : _HEAD + self.head.size]
 
     @property
@@ -211,7 +209,6 @@ class _Limited(_Part, array_like=True, gc=False):
 
 
 def job_limit_of(envelope: bytes) -> JobLimit:
-    """The limit of a job that has a limit."""
     return _LIMITED.decode(envelope).limit
 
 
@@ -233,12 +230,10 @@ def number_in(data: bytes | memoryview) -> int:
 
 
 def envelope_of(stored: Stored) -> Envelope:
-    """The envelope, decoded."""
     return decode_envelope(stored.envelope)
 
 
 def key_of(stored: Stored) -> bytes:
-    """The key of a job that has a key, as stored."""
     return _PART.decode(stored.envelope).key.encode()
 
 

@@ -80,7 +80,6 @@ _DEPARTURE = msgspec.msgpack.Decoder(Departure)
 
 
 def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None:
-    """The departure that a transaction sees."""
     data = txn.get(store.key("departure"))
     return _DEPARTURE.decode(data) if data is not None else None
 

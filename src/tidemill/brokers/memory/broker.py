@@ -35,7 +35,6 @@ from tidemill.errors import TidemillError
 
 
 def open_url(url: Url) -> MemoryBroker:
-    """The broker of a ``memory://`` URL."""
     return MemoryBroker(url.text, check_url(url))
 
 

@@ -7,6 +7,5 @@ from tidemill.core.config import Url, check_known
 
 
 def check_url(url: Url) -> Retention:
-    """Read a ``memory://`` URL."""
     check_known("a memory:// url", url.options, KEEP_OPTIONS)
     return Retention.from_options(url.options)

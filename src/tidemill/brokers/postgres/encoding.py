@@ -71,12 +71,10 @@ def ints(values: Sequence[int]) -> Any:
 
 
 def floats(values: Sequence[float]) -> Any:
-    """Pack a ``float8[]``."""
     return _Floats(_fixed("d", 701, values), values)
 
 
 def texts(values: Sequence[str]) -> Any:
-    """Pack a ``text[]``."""
     return _Texts(_varying(25, [value.encode() for value in values]), values)
 
 

@@ -82,7 +82,6 @@ def is_worth_repeating(error: psycopg.Error) -> bool:
 
 
 def translated(error: psycopg.Error, where: str) -> TidemillError:
-    """Return the error for the user."""
     if isinstance(error, Stalled):
         return BrokerUnavailable(
             f"PostgreSQL at {where} did not answer within patience; look whether it is overloaded, "

@@ -305,10 +305,6 @@ class Session:
                 self.wake_ups = wake_ups
             return self.wake_ups.channel if self.wake_ups else ""
 
-    def tell_all(self, word: str) -> None:
-        """Send a notification to every process that listens."""
-        self.query("SELECT pg_notify(%s, %s)", [f"tidemill_{self._table}", word])
-
     def longest_sleep(self) -> float:
         """Return the seconds that a thread may sleep if it relies on wake-ups."""
         wake_ups = self.wake_ups

@@ -53,7 +53,6 @@ _TICK = 3600.0
 
 
 def open_url(url: Url) -> RabbitBroker:
-    """The broker of a URL."""
     return RabbitBroker(check_url(url))
 
 

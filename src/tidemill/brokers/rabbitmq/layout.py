@@ -108,7 +108,6 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> Place:
-        """The place of the failed jobs."""
         arguments = {
             "x-queue-type": "quorum",
             "x-message-ttl": int(FAILED_KEPT * 1000),

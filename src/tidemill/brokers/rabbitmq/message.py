@@ -67,7 +67,6 @@ class Writer:
 
     @property
     def failed(self) -> Place:
-        """The place of the failed jobs."""
         return self._names.failed
 
     def write(self, job: Carried, delay: float = 0.0, now: float = 0.0) -> Outgoing:

@@ -158,7 +158,6 @@ class PublishChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the place has a channel."""
         return self._channel is not None
 
     @property

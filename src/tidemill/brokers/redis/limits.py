@@ -60,7 +60,6 @@ class Ledger:
 def change(
     name: str, terms: LimitSettings | None, *, queue: bool, declared: bool
 ) -> Sequence[bytes]:
-    """The arguments of a change to a limit."""
     packed = pack_terms(terms) if terms is not None else b""
     kind = b"q" if queue else b"n"
     return kind, name.encode(), packed, b"1" if declared else b"0"

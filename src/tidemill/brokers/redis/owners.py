@@ -124,7 +124,6 @@ class AttachedOwner(shared.ConnectedOwner):
         return self.owner.id.encode(), _NAMED(self.told, len(self.epoch)) + self.epoch
 
     def read_leases_of_act(self, shown: Sequence[Any]) -> list[Lease | None]:
-        """Read the leases that an act gave this owner."""
         leases = [read_leases(one, ())[0] if one else None for one in shown]
         self.told = max(self.told, *[lease.token for lease in leases if lease], 0)
         return leases

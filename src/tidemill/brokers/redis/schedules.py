@@ -63,7 +63,6 @@ def pack_adopted(schedules: Sequence[Schedule]) -> list[bytes]:
 
 
 def read_changed(answer: Sequence[Any]) -> list[Changed]:
-    """Read the outcome of each change."""
     return [
         Changed(True, int(did[0]), tuple(why.decode() for why in did[1:])) if did else Changed()
         for did in answer

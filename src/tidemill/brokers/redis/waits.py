@@ -77,7 +77,6 @@ class Waits:
         return name, Wakeup(self._lines.server, self._lines.key + b":w:" + name)
 
     def close(self) -> None:
-        """Close all places."""
         with self._lock:
             spare, self._spare = self._spare, []
         for _, sleeper in spare:

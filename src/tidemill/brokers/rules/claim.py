@@ -22,7 +22,6 @@ def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
 
 
 def start_lease(jobs: Jobs, item: Item, owner: Owner) -> Lease:
-    """Lease a ready job."""
     turn = turn_of(jobs, item)
     jobs.run(item, owner)
     start(jobs, item, item.token)

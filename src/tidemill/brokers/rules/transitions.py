@@ -123,7 +123,6 @@ class Jobs:
         self.arrivals: dict[str, tuple[str, int]] = {}  # mark -> (cursor, sequence offset)
 
     def next_number(self) -> int:
-        """The next number of the sequence."""
         self.seq += 1
         return self.seq
 
@@ -146,7 +145,6 @@ class Jobs:
 
     @property
     def wall(self) -> float:
-        """Wall time."""
         return clock.wall()
 
     def due_after(self, delay: float) -> tuple[float, float]:
@@ -186,7 +184,6 @@ class Jobs:
         return self.stats.setdefault(name, QueueStats(name=name))
 
     def partition(self, claim: JobLimit) -> Partition:
-        """The partition of a job with this limit."""
         return self.partitions.setdefault((claim.name, claim.key), Partition())
 
     def count(self, item: Item, by: int) -> None:

@@ -73,7 +73,6 @@ def fold(store: HistoryStore) -> None:
 
 
 def key_of(row: HistoryRow) -> Key:
-    """The key of a row."""
     return row.span, row.at, row.kind, row.name
 
 

@@ -46,7 +46,6 @@ class Alarm:
             os.read(self.fd, 4096)
 
     def close(self) -> None:
-        """Close the descriptors."""
         os.close(self.fd)
         os.close(self._write)
 

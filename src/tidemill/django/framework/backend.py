@@ -414,7 +414,6 @@ _ABSENT = object()
 
 @functools.cache
 def backend_class(framework: Framework) -> Any:
-    """The backend of a framework."""
     members = {
         "__module__": "tidemill.django",
         "__doc__": _Backend.__doc__,

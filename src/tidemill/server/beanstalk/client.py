@@ -143,7 +143,6 @@ class Client:
         self.use.using += 1
 
     def watch_tube(self, name: str) -> None:
-        """Add a tube to the watched tubes."""
         if name not in self.watch:
             tube = self.watch[name] = self._tubes[name]
             tube.watching += 1

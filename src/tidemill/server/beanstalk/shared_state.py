@@ -143,7 +143,6 @@ class PortState:
     # -- counters ---------------------------------------------------------------------------------
 
     def counters_of(self, number: int) -> JobCounters:
-        """The counters of a job."""
         counters = self._counters.get(number)
         if counters is None:
             counters = self._counters[number] = JobCounters()

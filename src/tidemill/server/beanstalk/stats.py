@@ -127,7 +127,6 @@ async def list_tubes(port: PortState, client: Client) -> bytes:
 
 
 def list_watched(port: PortState, client: Client) -> bytes:
-    """List the tubes that the client watches."""
     return yaml_reply([f"- {name}" for name in client.watch])
 
 

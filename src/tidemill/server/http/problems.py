@@ -95,7 +95,6 @@ class Problem(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
         return KINDS[self.kind].status
 
     def body(self, request_id: str) -> bytes:

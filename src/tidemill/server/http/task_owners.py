@@ -40,7 +40,6 @@ class TaskOwners:
         self._ending: set[asyncio.Future[None]] = set()
 
     def of_owner(self, owner_id: str) -> SharedOwner | None:
-        """The shared owner with this id in the store."""
         owners = (entry.shared_owner for entry in self._entries.values())
         return next((it for it in owners if it.owner.id == owner_id), None)
 

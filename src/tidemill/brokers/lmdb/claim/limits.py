@@ -232,7 +232,6 @@ def _move_entry(
 
 
 def names_of(store: Store, txn: lmdb.Transaction[bytes], kind: str) -> list[str]:
-    """The names of all records of a kind."""
     first = store.key(kind)
     return [key[len(first) :].decode() for key, _ in rows_of(txn, None, first)]
 
@@ -413,7 +412,6 @@ class Partitions:
         self.stale(name)
 
     def change(self, limit: str, old: LimitSettings) -> None:
-        """Apply the changed settings of a limit to all of its partitions."""
         stored = {name for name, _ in partitions_of(self._commit.txn, self._commit.t, limit)}
         prefix = f"{limit}\0".encode()
         for name in stored.union(name for name in self._partitions if name.startswith(prefix)):

@@ -55,8 +55,6 @@ _ID_MOST = 500  # the most bytes of an id; LMDB refuses to look for longer keys
 
 
 class Inspector:
-    """Reads one store."""
-
     def __init__(self, store: Store, time: StoreTime, url: str) -> None:
         self._store = store
         self._time = time
@@ -355,7 +353,6 @@ class Holders:
         return owner, token
 
     def lease(self, job_id: bytes) -> HeldLease:
-        """The lease of a running job."""
         owner, token, leased, deadline = self._find(job_id)
         name = name_of(self._txn, self._tables, owner)
         return HeldLease(name, token, leased / MICRO, deadline)

@@ -263,7 +263,6 @@ def _row_of(store: Store, txn: Txn, queue: str) -> list[Row]:
 
 
 def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
-    """The rows of all queues, by name."""
     prefix = store.key("q/")
     for key, data in rows_of(txn, None, prefix):
         yield Row.of(key[len(prefix) :].decode(), data)

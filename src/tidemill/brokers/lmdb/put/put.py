@@ -216,7 +216,6 @@ def _insert(
 
 
 def flags_of_job(job: Envelope) -> int:
-    """The flags that a job has from its envelope."""
     flags = 0
     if not job.task:
         flags |= Flag.MESSAGE

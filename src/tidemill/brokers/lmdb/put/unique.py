@@ -43,7 +43,6 @@ class Key(NamedTuple):
 
     @property
     def packed(self) -> bytes:
-        """The key as stored."""
         times = _TIMES.pack(self.until, self.since)
         if not self.holder:
             return b"\0" + times + self.over

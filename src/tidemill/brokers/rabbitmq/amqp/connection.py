@@ -120,12 +120,10 @@ def _publish(channel: int, key: str) -> bytes:
 
 
 def encoded(properties: pika.BasicProperties) -> bytes:
-    """Properties as the bytes of a frame."""
     return b"".join(properties.encode())
 
 
 def decoded(properties: Properties) -> pika.BasicProperties:
-    """Properties as an object of pika."""
     if isinstance(properties, bytes):
         read = pika.BasicProperties()
         read.decode(properties)

@@ -143,7 +143,6 @@ class ConnectionThread:
         self.do(join)
 
     def remove(self, listener: ConnectionListener) -> None:
-        """Remove a listener."""
         self.do(lambda: self._listeners.remove(listener) if listener in self._listeners else None)
 
     def await_up(self, patience: float) -> None:
@@ -362,7 +361,6 @@ class ConnectionCheck:
         self._quiet = 0
 
     def begin(self, connection: pika.SelectConnection) -> None:
-        """Begin on a new connection."""
         self._connection, self._quiet = connection, 0
 
     def watch(self) -> None:
