@@ -136,7 +136,8 @@ class Tidemill:
     @property
     def middleware(self) -> tuple[Middleware, ...]:
         """The functions around every job, outermost first."""
-        return tuple(layer.middleware for layer in self.runtime.layers)
+        layers = self.runtime.layers
+        return tuple(layer.middleware for layer in layers if layer.middleware is not None)
 
     @middleware.setter
     def middleware(self, middleware: Sequence[Middleware]) -> None:

@@ -24,6 +24,9 @@ ends the job as succeeded. ``yield`` returns the value of the task, or raises th
 task. If a generator catches the exception, or returns before its ``yield``, its return value
 becomes the result of the job. The return value of a function always becomes the result.
 
+Only functions change a result. So once the outer layers are all generators, the result is final. If
+it has no encoding, it is an exception there, and these generators hear of the failure.
+
 In a plain function around an async task, ``call_next()`` returns an awaitable. Code after the call
 runs before the task, so use a generator for such a task. Around a sync task, an async middleware
 has an event loop of its own for the time of the job.
@@ -33,10 +36,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.client.context import JobContext
+from tidemill.core.codec import NOT_ENCODED, pack_result
+from tidemill.core.retry import Fail
 from tidemill.errors import InvalidOption
 
 Middleware = (
@@ -50,7 +56,10 @@ _FORMS = "it must be a function of (call_next, context), or a generator function
 
 
 class Layer(NamedTuple):
-    """A middleware, and the function that puts it around a call. Its form is checked once."""
+    """A middleware, and the function that puts it around a call. Its form is checked once.
+
+    The layer that tries the encoding of the result has no middleware.
+    """
 
     middleware: Any
     put_around: Callable[[Any, Callable[[], Any], JobContext, bool], tuple[Callable[[], Any], bool]]
@@ -62,7 +71,13 @@ def check_middleware(layers: Sequence[Any]) -> tuple[Layer, ...]:
     Raises:
         InvalidOption: a layer is no function, or takes other arguments.
     """
-    return tuple(map(_checked, layers))
+    checked = tuple(map(_checked, layers))
+    outer = tuple(itertools.takewhile(_generates, checked))
+    return (*outer, Layer(None, _put_encoding), *checked[len(outer) :]) if outer else checked
+
+
+def _generates(layer: Layer) -> bool:
+    return layer.put_around in (_put_generator, _put_async_generator)
 
 
 def _checked(layer: Any) -> Layer:
@@ -77,10 +92,9 @@ def _checked(layer: Any) -> Layer:
         made = Layer(layer, _put_coroutine_function)
     else:
         made = Layer(layer, _put_function)
-    generates = made.put_around in (_put_generator, _put_async_generator)
     try:
         signature = inspect.signature(layer, follow_wrapped=False)
-        signature.bind(*((None,) if generates else (None, None)))
+        signature.bind(*((None,) if _generates(made) else (None, None)))
     except TypeError:
         raise InvalidOption(f"middleware: {layer!r} takes other arguments; {_FORMS}") from None
     except ValueError:  # a function in C shows no signature
@@ -122,6 +136,31 @@ def _put_coroutine_function(
 
 def _put_function(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
     return functools.partial(layer, call, context), awaits
+
+
+def _put_encoding(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
+    """Try the encoding of the result. Another try follows: a generator may change a mutable one."""
+
+    def called() -> Any:
+        return _encodable(call())
+
+    async def awaited() -> Any:
+        return _encodable(await _awaited(call))
+
+    return (awaited if awaits else called), awaits
+
+
+def _encodable(value: Any) -> Any:
+    """The result of a task.
+
+    Raises:
+        Fail: the result has no encoding, or is too large.
+    """
+    try:
+        pack_result(value)
+    except Exception as error:  # encoding may run the value's own code
+        raise Fail(f"{NOT_ENCODED}: {type(error).__qualname__}: {error}") from error
+    return value
 
 
 def _form(layer: Any) -> Any:

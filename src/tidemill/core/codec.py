@@ -80,6 +80,10 @@ def pack(value: object) -> bytes:
         raise CodecError(f"cannot encode the value: {error}") from error
 
 
+NOT_ENCODED = "the task ended well, but its result cannot be kept"
+"""The beginning of the error of a job whose result has no encoding, or is too large."""
+
+
 def pack_result(value: object) -> bytes:
     """Encode the result of a task; None takes no bytes.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
 from tidemill.core.clock import clock
-from tidemill.core.codec import pack_result
+from tidemill.core.codec import NOT_ENCODED, pack_result
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Note, Outcome, Verdict
@@ -86,7 +86,7 @@ def success(run: Run, value: Any) -> Verdict:
     try:
         result = pack_result(value)
     except BaseException as error:  # encoding may run the value's own code
-        reason = f"the task ended well, but its result cannot be kept: {describe(error)[0]}"
+        reason = f"{NOT_ENCODED}: {describe(error)[0]}"
         return _failed(run.lease, run.envelope, Outcome.FAIL, reason, "", run.started)
     return Verdict(run.token, 0, result, 0.0, "", "", run.started, now)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tidemill import InvalidOption, JobContext, Tidemill
+from tidemill import Fail, InvalidOption, JobContext, State, Tidemill
+from tidemill.testing import run_all
 
 Seen = list[str]
 
@@ -128,6 +129,51 @@ def test_a_generator_may_catch_the_exception_and_give_the_result(kind: str) -> N
             return "saved"
 
     assert tasks(saves)[kind].enqueue(-1).result() == "saved"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_generators_hear_of_a_result_that_cannot_be_kept(kind: str) -> None:
+    outer, inner = Seen(), Seen()
+
+    def told(context: JobContext) -> Iterator[Any]:
+        try:
+            yield
+        except Fail as error:
+            outer.append(str(error))
+            raise
+
+    mill = Tidemill("memory://", middleware=[told, coroutine(inner)])
+
+    def plain() -> object:
+        return object()
+
+    async def waits() -> object:
+        return object()
+
+    job = mill.task({"sync": plain, "async": waits}[kind], name=kind).enqueue()
+    run_all(mill)
+
+    assert (job.state, len(job.attempts)) == (State.FAILED, 1)
+    assert "its result cannot be kept: CodecError" in job.error
+    assert outer == [job.error.removeprefix("Fail: ")]
+    assert inner[1].startswith("returned <object")
+    assert mill.middleware[0] is told
+    assert len(mill.middleware) == 2
+    mill.close()
+
+
+def test_a_function_may_turn_a_result_into_plain_data() -> None:
+    def outer(context: JobContext) -> Iterator[Any]:
+        yield
+
+    def as_text(call_next: Callable[[], Any], context: JobContext) -> Any:
+        return str(call_next())
+
+    def opaque() -> object:
+        return object()
+
+    mill = Tidemill("memory://", sync=True, middleware=[outer, as_text])
+    assert str(mill.task(opaque).enqueue().result()).startswith("<object")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
