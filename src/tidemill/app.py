@@ -263,7 +263,7 @@ class Tidemill:
         Raises:
             InvalidOption: the function has none of the four forms of a middleware.
         """
-        self.runtime.layers += check_middleware([middleware])
+        self.middleware = [*self.middleware, middleware]
         return middleware
 
     # -- enqueueing -----------------------------------------------------------------------------

@@ -84,5 +84,6 @@ def test_a_decorated_middleware_is_inside_the_earlier_ones() -> None:
     task.enqueue()
     assert seen == ["outer", "inner", "task"]
     assert mill.middleware == (outer, inner)
+    assert len(mill.runtime.layers) == 3  # with the layer that tries the encoding of a result
     with pytest.raises(InvalidOption, match="middleware"):
         mill.around(3)  # type: ignore[type-var]
