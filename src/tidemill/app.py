@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 H = TypeVar("H")
+Order = Literal["strict", "fair", "merged"]
 Around = TypeVar("Around", bound=Middleware)
 OnProcess = TypeVar("OnProcess", bound=ProcessHandler)
 OnEnqueue = TypeVar("OnEnqueue", bound=EnqueueHandler)
@@ -423,32 +424,50 @@ class Tidemill:
 
         return await self.runtime.threaded_put(publish, options.get("txn"))
 
-    def get(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
-        """The next message of several queues. An earlier queue goes before a later queue.
+    def get(
+        self, queues: Sequence[str], timeout: Seconds | None = None, *, order: Order = "strict"
+    ) -> Message | None:
+        """The next message of several queues.
+
+        The order ``"strict"`` empties the first queue before the second. With ``"fair"`` every
+        queue gets its turn. ``"merged"`` takes all queues together, by priority and then by age.
 
         Returns None after ``timeout`` seconds without a message; waits for ever without a timeout.
 
         Raises:
             BrokerUnavailable: the store cannot be reached, or another process has been writing to
                 it for 30 s.
+            FeatureMissing: the broker has no merged order.
         """
-        return self.runtime.consumers.get(queues, timeout)
+        return self.runtime.consumers.get(queues, timeout, order=order)
 
-    async def aget(self, queues: Sequence[str], timeout: Seconds | None = None) -> Message | None:
+    async def aget(
+        self, queues: Sequence[str], timeout: Seconds | None = None, *, order: Order = "strict"
+    ) -> Message | None:
         """As ``get``, without blocking the event loop."""
-        return await self.runtime.consumers.aget(queues, timeout)
+        return await self.runtime.consumers.aget(queues, timeout, order=order)
 
     def get_many(
-        self, queues: Sequence[str], n: int, timeout: Seconds | None = None
+        self,
+        queues: Sequence[str],
+        n: int,
+        timeout: Seconds | None = None,
+        *,
+        order: Order = "strict",
     ) -> list[Message]:
         """Up to ``n`` messages (at most 1,000) of several queues: see :meth:`Queue.get_many`."""
-        return self.runtime.consumers.get_many(queues, n, timeout)
+        return self.runtime.consumers.get_many(queues, n, timeout, order=order)
 
     async def aget_many(
-        self, queues: Sequence[str], n: int, timeout: Seconds | None = None
+        self,
+        queues: Sequence[str],
+        n: int,
+        timeout: Seconds | None = None,
+        *,
+        order: Order = "strict",
     ) -> list[Message]:
         """As ``get_many``, without blocking the event loop."""
-        return await self.runtime.consumers.aget_many(queues, n, timeout)
+        return await self.runtime.consumers.aget_many(queues, n, timeout, order=order)
 
     # -- working --------------------------------------------------------------------------------
 

@@ -28,6 +28,37 @@ def bodies(mill: Tidemill, *queues: str) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("strict", ["a1", "a2", "a3", "b1", "b2", "b3"]),
+        ("fair", ["a1", "b1", "a2", "b2", "a3", "b3"]),
+        ("merged", ["a1", "a2", "b1", "a3", "b2", "b3"]),
+    ],
+)
+def test_the_order_of_several_queues_is_chosen(
+    mill: Tidemill, order: Any, expected: list[str]
+) -> None:
+    for body in ("a1", "a2", "b1", "a3", "b2", "b3"):
+        mill.queue(body[0]).put(body)
+    taken = []
+    while (message := mill.get(["a", "b"], 0, order=order)) is not None:
+        taken.append(message.body)
+        message.ack()
+    assert taken == expected
+
+
+def test_every_get_takes_an_order(mill: Tidemill) -> None:
+    for body in ("a1", "a2", "b1", "b2"):
+        mill.queue(body[0]).put(body)
+    first = mill.get_many(["a", "b"], 2, 0, order="fair")
+    rest = asyncio.run(mill.aget_many(["a", "b"], 2, 0, order="fair"))
+    assert [sorted(m.body[0] for m in some) for some in (first, rest)] == [["a", "b"]] * 2
+    assert asyncio.run(mill.aget(["a", "b"], 0, order="fair")) is None
+    with pytest.raises(InvalidOption, match="order must be strict, fair or merged, not 'lifo'"):
+        mill.get(["a"], 0, order="lifo")  # type: ignore[arg-type]
+
+
 def later(seconds: float, call: Callable[[], Any]) -> threading.Timer:
     timer = threading.Timer(seconds, call)
     timer.start()

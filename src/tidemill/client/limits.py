@@ -32,7 +32,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import HOLDS
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.client.job_handle import FOREVER
-from tidemill.client.messages import Message, Session, Stop
+from tidemill.client.messages import Message, Session, Stop, want_of
 from tidemill.client.queues import Queue, delete_queue
 from tidemill.core.config import Seconds, check_known, check_name, check_seconds
 from tidemill.core.crash_points import point
@@ -230,7 +230,9 @@ class LimitHold:
             try:
                 runtime.broker.put([envelope])  # stored now, even inside a batch
                 point("hold.put")
-                taken = runtime.consumers.receive(session, owner, (queue,), deadline, stop)
+                taken = runtime.consumers.receive(
+                    session, owner, want_of(1, (queue,)), deadline, stop
+                )
                 if not taken:
                     raise self._not_taken(session)
                 return taken[0]

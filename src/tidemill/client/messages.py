@@ -9,6 +9,7 @@ acknowledgement is stored just before the consumer gets the message
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
+from tidemill.brokers.contract.features import Feature
 from tidemill.client.job_handle import FOREVER
 from tidemill.client.threads import cancel_later, in_thread
 from tidemill.core.clock import clock, new_id
@@ -320,6 +322,11 @@ class Session:
         return [owner for owner, thread in list(self.waiting.items()) if thread != here]
 
 
+def want_of(count: int, names: tuple[str, ...], order: Mode = Mode.STRICT) -> Want:
+    """The want of a consumer that does not sleep."""
+    return Want(count, names, order, tasks=False, messages=True, sleep=False)
+
+
 class Consumers:
     """The owners of one process. Each running call of ``get`` has an owner of its own."""
 
@@ -337,10 +344,15 @@ class Consumers:
         return self._session
 
     def get(
-        self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
+        self,
+        queues: Sequence[str],
+        timeout: Seconds | None,
+        session: Session | None = None,
+        *,
+        order: str = Mode.STRICT,
     ) -> Message | None:
         """See :meth:`tidemill.Tidemill.get`. Returns None when the ``session`` is over."""
-        return next(iter(self.get_many(queues, 1, timeout, session)), None)
+        return next(iter(self.get_many(queues, 1, timeout, session, order=order)), None)
 
     def get_many(
         self,
@@ -349,6 +361,8 @@ class Consumers:
         timeout: Seconds | None,
         session: Session | None = None,
         stop: Stop | None = None,
+        *,
+        order: str = Mode.STRICT,
     ) -> list[Message]:
         """See :meth:`tidemill.Tidemill.get_many`. Empty when the ``session`` is over.
 
@@ -359,6 +373,7 @@ class Consumers:
         if isinstance(queues, str) or not queues:
             raise InvalidOption("queues must be a list of at least one queue name")
         names = tuple(check_name("queue", name) for name in queues)
+        want = want_of(count, names, self._order(order))
         check_count("n", count, 1, MOST)
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         deadline = time.monotonic() + seconds
@@ -366,23 +381,29 @@ class Consumers:
         try:
             if not session.over:
                 with session.owner(self.runtime) as owner:
-                    return self.receive(session, owner, names, deadline, stop, count)
+                    return self.receive(session, owner, want, deadline, stop)
         except TidemillError:
             if not session.over:
                 raise
         return []
 
+    def _order(self, order: str) -> Mode:
+        if order not in list(Mode):
+            raise InvalidOption(f"order must be strict, fair or merged, not {order!r}")
+        if order == Mode.MERGED:
+            self.runtime.features.need(Feature.MERGED, "order merged")
+        return Mode(order)
+
     def receive(
         self,
         session: Session,
         owner: str,
-        names: tuple[str, ...],
+        want: Want,
         deadline: float,
         stop: Stop | None,
-        count: int = 1,
     ) -> list[Message]:
         """The next messages for a lent owner; empty after the deadline, a stop or a close."""
-        want = Want(count, names, Mode.STRICT, tasks=False, messages=True, sleep=False)
+        count = want.count
         asleep, sleeps, taken = False, count == 1, 0.0
         leases: list[Lease] = []
         try:
@@ -475,10 +496,15 @@ class Consumers:
                 self.runtime.broker.put(copies)
 
     async def aget(
-        self, queues: Sequence[str], timeout: Seconds | None, session: Session | None = None
+        self,
+        queues: Sequence[str],
+        timeout: Seconds | None,
+        session: Session | None = None,
+        *,
+        order: str = Mode.STRICT,
     ) -> Message | None:
         """As ``get``: see ``aget_many``."""
-        return next(iter(await self.aget_many(queues, 1, timeout, session)), None)
+        return next(iter(await self.aget_many(queues, 1, timeout, session, order=order)), None)
 
     async def aget_many(
         self,
@@ -486,6 +512,8 @@ class Consumers:
         count: int,
         timeout: Seconds | None,
         session: Session | None = None,
+        *,
+        order: str = Mode.STRICT,
     ) -> list[Message]:
         """As ``get_many``. A cancelled call takes no message.
 
@@ -496,7 +524,8 @@ class Consumers:
 
         stop = Stop(self.runtime)
         pool = self.runtime.threads if timeout == 0 else self.runtime.waiters
-        call = pool.begin(self.get_many, queues, count, timeout, session, stop)
+        get = functools.partial(self.get_many, order=order)
+        call = pool.begin(get, queues, count, timeout, session, stop)
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
