@@ -181,6 +181,38 @@ def test_a_process_that_dies_while_the_first_app_loads_ends_the_worker(sim: Simu
     assert sim.said("could not be loaded: worker process 900000000 was killed by SIGSEGV") == 1
 
 
+def test_a_first_process_that_is_killed_while_the_app_loads_is_replaced(sim: Simulation) -> None:
+    # case T11
+    sim.app.boot = 5.0
+    worker = sim.cold_worker(processes=2)
+    sim.run_for(1.0)
+    worker.processes[0].die(9)
+    sim.until(lambda: sim.said("while it loaded the app; another starts"))
+    sim.until_succeeded(sim.task("quick").enqueue())
+    sim.run_for(10.0)
+    assert worker.started == 3
+    assert len(worker.processes) == 2
+
+
+def test_a_worker_ends_whose_first_processes_are_all_killed(sim: Simulation) -> None:
+    # case T11
+    sim.app.dies = 9
+    worker = sim.cold_worker()
+    assert worker.until_ended() == 2
+    assert worker.started == 3
+    assert sim.said("could not be loaded: worker process") == 1
+
+
+def test_a_worker_can_be_stopped_before_its_next_first_process(sim: Simulation) -> None:
+    # case T11
+    sim.app.dies = 9
+    worker = sim.cold_worker()
+    sim.until(lambda: sim.said("another starts"))
+    worker.signal(signal.SIGTERM)
+    assert worker.until_ended() == 0
+    assert worker.started == 1
+
+
 def test_a_store_that_is_away_at_the_start_has_an_exit_code_of_its_own(sim: Simulation) -> None:
     # case T11
     sim.store.be_away(60.0)

@@ -318,6 +318,11 @@ class WorkerProcess:
             return False
         return self.state in (State.LEAVING, State.CLOSED)
 
+    @property
+    def was_killed(self) -> bool:
+        """True when it has died of SIGKILL."""
+        return self._body.returncode == -signal.SIGKILL
+
     def cause(self) -> str:
         """How the process ended, in words."""
         code = self._body.returncode

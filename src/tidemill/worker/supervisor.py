@@ -54,7 +54,7 @@ from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.machine import Machine, RuntimeFolder, ThisProcess
 from tidemill.worker.parts import Burst, DeployNote, Part, Snapshots
 from tidemill.worker.pool import ProcessPool
-from tidemill.worker.process import State
+from tidemill.worker.process import State, WorkerProcess
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
 from tidemill.worker.signals import Signals
@@ -75,6 +75,12 @@ group, so one order to stop arrives twice."""
 STALLED = LAST_STEP + 2.0
 """Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
 The scoreboard stays for the next worker, which counts an attempt for each job on it."""
+
+FIRST_STARTS = 3
+"""The most processes that a worker starts for its first one, if each is killed at its start."""
+
+FIRST_PAUSE = 0.25
+"""Seconds between two looks whether the next first process may start."""
 
 LONGEST_SLEEP = 3600.0
 """Seconds that the main thread sleeps at most."""
@@ -236,9 +242,7 @@ class Supervisor:
     def _run(self) -> int:
         broker = self._runtime.broker if self._runtime is not None else None
         if broker is None:
-            if self.pool.start_one() is None:
-                return UNUSABLE
-            if (code := self._await_first()) is not None:
+            if (code := self._start_first()) is not None:
                 return code
             assert self.pool.hello is not None
             broker = self._machine.open_broker(self.pool.hello.url)
@@ -324,9 +328,33 @@ class Supervisor:
         with self.pool.lock:
             return self.pool.over
 
-    def _await_first(self) -> int | None:
-        """Wait until the first process names the broker. Return an exit code if the worker ends."""
-        process = self.pool.processes[0]
+    def _start_first(self) -> int | None:
+        """Start a process that names the broker. Return an exit code if the worker ends.
+
+        A SIGKILL comes from outside, as when memory runs out. So another process starts then.
+        """
+        for left in reversed(range(FIRST_STARTS)):
+            while self.pool.held_back and not self._stopping:
+                self._poll([], FIRST_PAUSE)
+            if self._stopping:
+                return CLEAN
+            if (process := self.pool.start_one()) is None:
+                return UNUSABLE
+            code = self._await_first(process)
+            if code != UNUSABLE or (process.hello is not None and process.hello.error):
+                return code
+            cause = process.cause()
+            if not left or not process.was_killed:
+                app = self.settings.app
+                log.error("the worker ends: its app %s could not be loaded: %s", app, cause)
+                break
+            log.warning("%s while it loaded the app; another starts", cause)
+            with self.pool.lock:
+                self.pool.look_after()  # takes the dead process off the pool
+        return UNUSABLE
+
+    def _await_first(self, process: WorkerProcess) -> int | None:
+        """Wait until a process names the broker. Return an exit code if the worker ends."""
         while True:
             self._poll([process.fileno()], 3600.0)
             if self._stopping:
@@ -336,11 +364,6 @@ class Supervisor:
             if process.state >= State.CLOSED:
                 # So far the process may only have closed its socket: wait for its end.
                 process.exited(1.0)
-                log.error(
-                    "the worker ends: its app %s could not be loaded: %s",
-                    self.settings.app,
-                    process.cause(),
-                )
                 return UNUSABLE
             if process.hello is not None:
                 if not (process.hello.tasks or process.hello.imports):
