@@ -43,6 +43,27 @@ def test_the_verdict_on_a_stuck_job_falls_within_a_second(sim: Simulation, how: 
     sim.until_succeeded(again)
 
 
+@pytest.mark.parametrize("how", HELD_UP.values(), ids=HELD_UP)
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_the_only_process_has_a_stuck_job_and_the_next_jobs_start_within_a_second(
+    sim: Simulation, concurrency: int, how: dict
+) -> None:
+    # case T6
+    stuck = sim.task("stuck", seconds=FOREVER, timeout=1.0, retries=0, **how)
+    quick, long = sim.task("quick", seconds=0.01), sim.task("long", seconds=30.0)
+    sim.worker(processes=1, concurrency=concurrency)
+    sim.until_succeeded(*[quick.enqueue() for _ in range(50)])  # from now on it fetches ahead
+    # given a neighbour in each other slot, and jobs that wait
+    job, neighbours = stuck.enqueue(), [long.enqueue() for _ in range(concurrency - 1)]
+    waiting = [quick.enqueue() for _ in range(3)]
+    sim.until(lambda: all(sim.starts(each) for each in neighbours))
+    sim.until_succeeded(*waiting)
+    # then they start within a second of the timeout, and the time in which the app loads
+    timeout = sim.starts(job)[0] + 1.0
+    assert max(sim.starts(each)[-1] for each in waiting) <= timeout + 1.0 + sim.app.boot
+    assert job.state is State.FAILED
+
+
 def test_neighbours_of_a_stuck_job_may_run_on_for_the_grace(sim: Simulation) -> None:
     # case T6
     brief = sim.task("brief", seconds=20.0).enqueue()
