@@ -12,22 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import JobContext
 from tidemill.client.log_attributes import job_name, logged_as
+from tidemill.core import retry
 from tidemill.core.clock import clock
 from tidemill.core.codec import NOT_ENCODED, pack_result
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Note, Outcome, Verdict
-from tidemill.core.retry import (
-    Fail,
-    JobTerminated,
-    JobTimeout,
-    Retry,
-    Skip,
-    Snooze,
-    WorkerStopping,
-    backoff,
-    is_one_of,
-)
 from tidemill.errors import JobCancelled
 from tidemill.worker.safe_logging import SafeLog
 
@@ -102,32 +92,32 @@ def failure(run: Run, error: BaseException) -> Verdict:
 
 def _failure(run: Run, error: BaseException) -> Verdict:
     lease, envelope, started = run.lease, run.envelope, run.started
-    if isinstance(error, Snooze):
+    if isinstance(error, retry.Snooze):
         reason = describe(error)[0]
         return Verdict(
             lease.token, Outcome.SNOOZE, delay=error.delay, error=reason, started=started
         )
-    if isinstance(error, Skip):
+    if isinstance(error, retry.Skip):
         run.context.log(f"skipped: {error}" if str(error) else "skipped")
         return success(run, None)
-    if isinstance(error, WorkerStopping) and run.context.stopping:
+    if isinstance(error, retry.WorkerStopping) and run.context.stopping:
         run.context.log(interrupted_run(lease.token, started, "its worker stops").line)
         return Verdict(lease.token, Outcome.RELEASE, started=started)
     text, trace = describe(error)
-    if isinstance(error, JobTerminated):
+    if isinstance(error, retry.JobTerminated):
         return _failed(lease, envelope, Outcome.CANCELLED, "terminated", trace, started)
     if isinstance(error, JobCancelled) and run.context.cancelled:
         reason = storable(str(error)) or "it stopped on request"
         return _failed(lease, envelope, Outcome.CANCELLED, reason, "", started)
-    if isinstance(error, JobTimeout):
+    if isinstance(error, retry.JobTimeout):
         return _timed_out(lease, envelope, trace, started, error, caught=run.caught)
     if _does_not_fit(error):
         reason = f"the arguments do not fit the task: {text}"
         return _failed(lease, envelope, Outcome.FAIL, reason, "", started)
     outcome, delay = Outcome.RETRY, None
-    if isinstance(error, Fail):
+    if isinstance(error, retry.Fail):
         outcome = Outcome.FAIL
-    elif isinstance(error, Retry):
+    elif isinstance(error, retry.Retry):
         delay = error.delay
     elif why := _refusal(run, error):
         outcome = Outcome.FAIL
@@ -154,7 +144,7 @@ def _refusal(run: Run, error: BaseException) -> str:
 def _is_expected(run: Run, error: BaseException) -> bool:
     """True when the task's ``expects`` names the error."""
     try:
-        return is_one_of(error, run.task.options.expects)
+        return retry.is_one_of(error, run.task.options.expects)
     # The import of a dotted name runs the user's code.
     except BaseException as inner:
         task, text = run.envelope.task, describe(inner)[0]
@@ -204,7 +194,7 @@ def _failed(
     thread.
     """
     if outcome is Outcome.RETRY and delay is None:
-        delay = backoff(envelope.retries, lease.attempt)
+        delay = retry.backoff(envelope.retries, lease.attempt)
     ended = clock.wall()
     verdict = Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, ended)
     with logged_as(JobContext(envelope, lease.attempt)):
@@ -226,7 +216,7 @@ def _report(
     """Log which attempt failed, why, and what follows. An expected error is one line of INFO."""
     most, trace = envelope.retries.max_attempts, verdict.traceback
     again = verdict.outcome is Outcome.RETRY and (not most or lease.attempt < most)
-    if expected or (again and isinstance(error, Retry)):
+    if expected or (again and isinstance(error, retry.Retry)):
         trace = ""  # an expected error needs no traceback in the log
     seconds = verdict.ended - verdict.started
     log.failure(

@@ -16,27 +16,10 @@ from tidemill.core.clock import clock
 from tidemill.core.job import Outcome, Record, State, Verdict
 from tidemill.core.signatures import hands_on, refusal, sign_handed_on
 from tidemill.errors import BrokerUnavailable, CodecError, DuplicateJob
-from tidemill.server.beanstalk import stats
+from tidemill.server.beanstalk import parser, stats
 from tidemill.server.beanstalk.bodies import body_of, call_in, envelope_of
 from tidemill.server.beanstalk.client import Client, Reservation
 from tidemill.server.beanstalk.job_numbers import id_of, number_of
-from tidemill.server.beanstalk.parser import (
-    BURIED,
-    DEADLINE_SOON,
-    DELETED,
-    DRAINING,
-    KICKED,
-    NOT_FOUND,
-    NOT_IGNORED,
-    OUT_OF_MEMORY,
-    PAUSED,
-    RELEASED,
-    TIMED_OUT,
-    TOUCHED,
-    Command,
-    PutJob,
-    job_reply,
-)
 from tidemill.server.beanstalk.shared_state import PortState
 from tidemill.server.delivery import deliver
 from tidemill.server.waiters import ReservedJob
@@ -54,7 +37,7 @@ _NEVER = float("inf")
 Answer = bytes | Coroutine[Any, Any, bytes]
 
 
-def answer(port: PortState, client: Client, command: Command) -> Answer:
+def answer(port: PortState, client: Client, command: parser.Command) -> Answer:
     """Do a command of a client."""
     if command.job is not None:
         client.produces = True
@@ -65,9 +48,9 @@ def answer(port: PortState, client: Client, command: Command) -> Answer:
 # -- putting -------------------------------------------------------------------------------------
 
 
-async def _put(port: PortState, tube: str, job: PutJob) -> bytes:
+async def _put(port: PortState, tube: str, job: parser.PutJob) -> bytes:
     if port.draining:
-        return DRAINING
+        return parser.DRAINING
     call = call_in(job.body) if port.tasks else None
     if call is not None and (stale := port.mill.runtime.declarations.stale([call.task])):
         await port.mill.runtime.threaded(port.mill.runtime.declarations.read, stale)
@@ -105,9 +88,9 @@ async def reserve(port: PortState, client: Client, timeout: int | None = None) -
                 return reply
             now = time.monotonic()
             if warn <= now:
-                return DEADLINE_SOON
+                return parser.DEADLINE_SOON
             if until <= now or client.has_ended or client.has_left or port.shared_owner.closing:
-                return TIMED_OUT
+                return parser.TIMED_OUT
     finally:
         client.wait(False)
 
@@ -182,7 +165,7 @@ async def _taken(port: PortState, client: Client, held: ReservedJob) -> bytes | 
     then = envelope.id if hands_on(envelope) else ""
     reservation = Reservation(number, envelope.queue, token, ttr, leased, _NEVER, commit, then)
     _begin_ttr(client, reservation)
-    return job_reply(b"RESERVED", number, body)
+    return parser.job_reply(b"RESERVED", number, body)
 
 
 def _begin_ttr(client: Client, reservation: Reservation) -> None:
@@ -196,9 +179,9 @@ async def _reserve_job(port: PortState, client: Client, number: int) -> bytes:
     job_id = port.numbers.id_of(number)
     lease = await port.lease_named(job_id)
     if lease is None:
-        return NOT_FOUND
+        return parser.NOT_FOUND
     client.works = True
-    return await _taken(port, client, ReservedJob(lease, lease.open())) or NOT_FOUND
+    return await _taken(port, client, ReservedJob(lease, lease.open())) or parser.NOT_FOUND
 
 
 def _nothing() -> None: ...
@@ -240,9 +223,9 @@ async def _delete(port: PortState, client: Client, number: int) -> bytes:
     elif not await _settle(port, client, number, Outcome.SUCCESS):
         tube = None
     if tube is None:
-        return NOT_FOUND
+        return parser.NOT_FOUND
     port.deleted(number, tube)
-    return DELETED
+    return parser.DELETED
 
 
 def _delete_unreserved(port: PortState, job_id: str) -> str | None:
@@ -259,27 +242,27 @@ def _delete_unreserved(port: PortState, job_id: str) -> str | None:
 
 async def _release(port: PortState, client: Client, number: int, rank: int, delay: int) -> bytes:
     if not await _settle(port, client, number, Outcome.RELEASE, rank=rank, delay=float(delay)):
-        return NOT_FOUND
+        return parser.NOT_FOUND
     port.counters_of(number).releases += 1
     port.counters_of(number).delay = delay
-    return RELEASED
+    return parser.RELEASED
 
 
 async def _bury(port: PortState, client: Client, number: int, rank: int) -> bytes:
     if not await _settle(port, client, number, Outcome.FAIL, rank=rank, error="buried"):
-        return NOT_FOUND
+        return parser.NOT_FOUND
     port.counters_of(number).buries += 1
-    return BURIED
+    return parser.BURIED
 
 
 async def _touch(port: PortState, client: Client, number: int) -> bytes:
     reservation = client.reservation(number)
     if reservation is None or not reservation.ttr:
-        return NOT_FOUND
+        return parser.NOT_FOUND
     if not await port.shared_owner.touch(reservation.token, commit=reservation.commit):
-        return NOT_FOUND
+        return parser.NOT_FOUND
     _begin_ttr(client, reservation)
-    return TOUCHED
+    return parser.TOUCHED
 
 
 # -- kicking -------------------------------------------------------------------------------------
@@ -312,9 +295,9 @@ def _kick_first(port: PortState, tube: str, count: int) -> list[str]:
 async def _kick_job(port: PortState, client: Client, number: int) -> bytes:
     done = await port.run(_kick_one, port, port.numbers.id_of(number))
     if not done:
-        return NOT_FOUND
+        return parser.NOT_FOUND
     port.counters_of(number).kicks += 1
-    return KICKED
+    return parser.KICKED
 
 
 def _kick_one(port: PortState, job_id: str) -> bool:
@@ -350,8 +333,8 @@ def _first(port: PortState, tube: str, state: State) -> Sequence[Record]:
 async def _found(port: PortState, records: Sequence[Record]) -> bytes:
     for record in records:
         body = body_of(port.mill, record.envelope)
-        return job_reply(b"FOUND", await port.numbers.of(record.envelope.id), body)
-    return NOT_FOUND
+        return parser.job_reply(b"FOUND", await port.numbers.of(record.envelope.id), body)
+    return parser.NOT_FOUND
 
 
 # -- tubes ---------------------------------------------------------------------------------------
@@ -368,22 +351,22 @@ def _used(port: PortState, client: Client) -> bytes:
 
 def _watch(port: PortState, client: Client, name: str) -> bytes:
     if len(client.watch) >= WATCHED_MOST and name not in client.watch:
-        return OUT_OF_MEMORY
+        return parser.OUT_OF_MEMORY
     client.watch_tube(name)
     return b"WATCHING %d\r\n" % len(client.watch)
 
 
 def _ignore(port: PortState, client: Client, name: str) -> bytes:
     if not client.ignore_tube(name):
-        return NOT_IGNORED
+        return parser.NOT_IGNORED
     return b"WATCHING %d\r\n" % len(client.watch)
 
 
 async def _pause(port: PortState, client: Client, name: str, seconds: int) -> bytes:
     if not port.tubes.is_in_use(name) and not await port.run(stats.has_jobs, port, name):
-        return NOT_FOUND
+        return parser.NOT_FOUND
     port.pause(name, seconds)
-    return PAUSED
+    return parser.PAUSED
 
 
 _HANDLERS: dict[str, Callable[..., Answer]] = {

@@ -25,18 +25,9 @@ from tidemill.errors import (
     StoreMoved,
     TidemillError,
 )
+from tidemill.server.beanstalk import parser
 from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.commands import answer
-from tidemill.server.beanstalk.parser import (
-    BAD_FORMAT,
-    DRAINING,
-    HANG_UP,
-    INTERNAL_ERROR,
-    OUT_OF_MEMORY,
-    Command,
-    Reader,
-    Refused,
-)
 from tidemill.server.beanstalk.shared_state import PortState
 from tidemill.server.settings import Settings, is_loopback
 
@@ -63,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._most = most
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(port.max_job_size)
+        self._reader = parser.Reader(port.max_job_size)
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -139,12 +130,12 @@ class Connection(asyncio.Protocol):
             item = self._reader.next()
             if item is None:
                 break
-            if isinstance(item, Refused):
+            if isinstance(item, parser.Refused):
                 self._count(item.verb)
                 client.produces |= item.produces
                 replies.append(item.reply)
                 continue
-            if item.verb == HANG_UP:
+            if item.verb == parser.HANG_UP:
                 log.warning("the beanstalk port hangs up on a client that speaks HTTP or TLS")
                 self.abort()
                 return
@@ -168,27 +159,27 @@ class Connection(asyncio.Protocol):
                 self.close()
             self._read(True)
 
-    def _begin(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
+    def _begin(self, reply: Coroutine[Any, Any, bytes], command: parser.Command) -> None:
         self._task = self._loop.create_task(self._wait(reply, command))
         self._task.add_done_callback(lambda _: reply.close())  # the task may never have started
 
-    async def _wait(self, reply: Coroutine[Any, Any, bytes], command: Command) -> None:
+    async def _wait(self, reply: Coroutine[Any, Any, bytes], command: parser.Command) -> None:
         try:
             result = await reply
         except (StoreFull, QueueFull):
-            result = OUT_OF_MEMORY
+            result = parser.OUT_OF_MEMORY
         except StoreMoved:
-            result = DRAINING
+            result = parser.DRAINING
         except InvalidOption as error:
             log.info("%s at the beanstalk port: %s", command.verb, error)
-            result = BAD_FORMAT
+            result = parser.BAD_FORMAT
         except BrokerUnavailable as error:
             log.warning("%s at the beanstalk port: %s", command.verb, error)
-            result = INTERNAL_ERROR
+            result = parser.INTERNAL_ERROR
         except Exception as error:
             known = isinstance(error, TidemillError)
             log.error("%s at the beanstalk port: %s", command.verb, error, exc_info=not known)
-            result = INTERNAL_ERROR
+            result = parser.INTERNAL_ERROR
         self._task = None
         if not self._closing:
             self._send(result)

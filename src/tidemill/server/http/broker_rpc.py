@@ -20,24 +20,12 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from tidemill.brokers.contract import rpc
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import HistoryRow, check_rows
 from tidemill.brokers.contract.inspection import Filter, Page
-from tidemill.brokers.contract.rpc import (
-    CALLS,
-    KEY,
-    LONGEST,
-    MEDIA,
-    PROTOCOL,
-    SERVER,
-    VERSION,
-    Call,
-    Hello,
-    Refusal,
-    encode,
-)
 from tidemill.brokers.contract.rpc import Role as CallRole
 from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import new_id
@@ -72,7 +60,7 @@ THREADS = 32
 T = TypeVar("T")
 Allow = Callable[[Scope, str], object]
 Answer = tuple[int, bytes]
-_KEY, _PROTOCOL = KEY.encode(), PROTOCOL.encode()
+_KEY, _PROTOCOL = rpc.KEY.encode(), rpc.PROTOCOL.encode()
 _STATUS: dict[type[TidemillError], int] = {
     BrokerUnavailable: 503,
     BodyTooLarge: 413,
@@ -128,10 +116,10 @@ class BrokerRpc:
         self._presence = Presence(broker, stopping)
         self._waits = waits or Waits(broker)
         self._sized_exchanges = SizedExchanges(broker)
-        headers = {"content-type": MEDIA, PROTOCOL: VERSION, SERVER: name}
+        headers = {"content-type": rpc.MEDIA, rpc.PROTOCOL: rpc.VERSION, rpc.SERVER: name}
         self._headers = [(key.encode(), value.encode()) for key, value in headers.items()]
         self._handlers: dict[str, Callable[..., Any]] = {
-            **{name: getattr(broker, name) for name in CALLS if hasattr(broker, name)},
+            **{name: getattr(broker, name) for name in rpc.CALLS if hasattr(broker, name)},
             "alter": self._alter,
             "attach": self._attach,
             "exchange": self._exchange,
@@ -169,7 +157,7 @@ class BrokerRpc:
         status, body = answer
         exchange: Exchange | None = scope.get("tidemill.exchange")
         if exchange is not None and len(body) > SMALL:
-            reads = CALLS[scope["path_params"]["name"]].role == CallRole.VIEWER
+            reads = rpc.CALLS[scope["path_params"]["name"]].role == CallRole.VIEWER
             exchange.hold(len(body), check=reads)
         headers = [*self._headers, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -177,16 +165,16 @@ class BrokerRpc:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer | None:
         name = scope["path_params"]["name"]
-        call = CALLS.get(name)
+        call = rpc.CALLS.get(name)
         given = dict(scope["headers"])
         version = given.get(_PROTOCOL, b"").decode("latin-1")
-        if call is None or version != VERSION:
+        if call is None or version != rpc.VERSION:
             version_text = f"version {version[:20]!r}" if version else "no version"
             return _refuse(
                 BrokerUnavailable(
-                    f"this job server speaks version {VERSION} of the broker protocol; the request "
-                    f"was for {name[:40]!r} in {version_text}. Use the same tidemill release on "
-                    "both sides"
+                    f"this job server speaks version {rpc.VERSION} of the broker protocol; the "
+                    f"request was for {name[:40]!r} in {version_text}. Use the same tidemill "
+                    "release on both sides"
                 )
             )
         hidden = self._hides and call.shows and call.role == CallRole.VIEWER
@@ -218,12 +206,12 @@ class BrokerRpc:
 
     # -- calls that wait, in the event loop -----------------------------------------------------
 
-    async def _waiting(self, call: Call, body: bytes, receive: Receive) -> Answer:
+    async def _waiting(self, call: rpc.Call, body: bytes, receive: Receive) -> Answer:
         try:
             arguments = call.read(body)
         except msgspec.DecodeError as error:
             return _unreadable(call, error)
-        arguments["timeout"] = max(0.0, min(arguments["timeout"], LONGEST))  # NaN becomes 0
+        arguments["timeout"] = max(0.0, min(arguments["timeout"], rpc.LONGEST))  # NaN becomes 0
         try:
             return 200, await self._waits_of[call.name](receive, **arguments)
         except TidemillError as error:
@@ -231,15 +219,15 @@ class BrokerRpc:
 
     async def _wait(self, receive: Receive, **arguments: Any) -> bytes:
         gone = functools.partial(client_gone, receive)
-        return encode(await self._parked_waits.wait(**arguments, gone=gone))
+        return rpc.encode(await self._parked_waits.wait(**arguments, gone=gone))
 
     async def _present(self, receive: Receive, owner_ids: list[str], timeout: float) -> bytes:
         gone = functools.partial(client_gone, receive)
-        return encode(await self._presence.wait(owner_ids, timeout, gone))
+        return rpc.encode(await self._presence.wait(owner_ids, timeout, gone))
 
     async def _wait_space(self, receive: Receive, queue: str, timeout: float) -> bytes:
         waiting = self._waits.until_room(queue, timeout)
-        return encode(bool(await self._unless_client_leaves(waiting, receive)))
+        return rpc.encode(bool(await self._unless_client_leaves(waiting, receive)))
 
     async def _wait_for(
         self, receive: Receive, ids: Sequence[str], timeout: float, first: bool = False
@@ -271,7 +259,7 @@ class BrokerRpc:
 
     # -- in threads -----------------------------------------------------------------------------
 
-    def _do(self, scope: Scope, call: Call, body: bytes, key: bytes) -> Answer:
+    def _do(self, scope: Scope, call: rpc.Call, body: bytes, key: bytes) -> Answer:
         try:
             arguments = call.read(body)
             self._allow(scope, needed(self._broker, call.name, arguments))
@@ -282,15 +270,15 @@ class BrokerRpc:
 
         def do() -> Answer:
             try:
-                return 200, encode(self._handlers[call.name](**arguments))
+                return 200, rpc.encode(self._handlers[call.name](**arguments))
             except TidemillError as error:
                 return _refuse(error)
 
         return self._answers.once(key, do) if call.once and key else do()
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> rpc.Hello:
         features = [str(feature) for feature in self._broker.features]
-        return Hello(features, self._max_bytes, self._broker.identity)
+        return rpc.Hello(features, self._max_bytes, self._broker.identity)
 
     def _attach(self, owner: Owner) -> None:
         if not 1 <= owner.lease <= 86400:
@@ -363,8 +351,8 @@ class ReplyCache:
 
 def _refuse(error: TidemillError) -> Answer:
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 409)
-    return status, encode(Refusal.of(error))
+    return status, rpc.encode(rpc.Refusal.of(error))
 
 
-def _unreadable(call: Call, error: msgspec.DecodeError) -> Answer:
+def _unreadable(call: rpc.Call, error: msgspec.DecodeError) -> Answer:
     return _refuse(InvalidOption(f"the arguments of {call.name} cannot be read: {error}"))

@@ -11,27 +11,9 @@ from collections.abc import Collection
 
 import msgspec
 
+from tidemill import errors
 from tidemill.client.queues import QueueHasJobs
 from tidemill.core.codec import BodyTooLarge
-from tidemill.errors import (
-    BrokerUnavailable,
-    CodecError,
-    DuplicateJob,
-    FeatureMissing,
-    InvalidOption,
-    JobNotFound,
-    JobPruned,
-    LeaseLost,
-    QueueFull,
-    ScheduleExists,
-    ScheduleNotFound,
-    ScheduleOver,
-    StoreFull,
-    StoreMoved,
-    TaskNotFound,
-    TidemillError,
-    Unroutable,
-)
 from tidemill.server.http.validation_errors import validation_message
 
 
@@ -116,25 +98,25 @@ def not_allowed(methods: Collection[str]) -> Problem:
     )
 
 
-_OF_ERRORS: tuple[tuple[type[TidemillError], str], ...] = (  # the first fitting type counts
-    (JobPruned, "gone"),
-    (JobNotFound, "not-found"),
-    (ScheduleNotFound, "not-found"),
-    (TaskNotFound, "not-found"),
-    (Unroutable, "not-found"),
-    (ScheduleExists, "conflict"),
-    (ScheduleOver, "conflict"),
-    (DuplicateJob, "conflict"),
-    (QueueFull, "queue-full"),
-    (StoreFull, "store-full"),
-    (StoreMoved, "unavailable"),
-    (LeaseLost, "lease-lost"),
+_OF_ERRORS: tuple[tuple[type[errors.TidemillError], str], ...] = (  # the first fitting type counts
+    (errors.JobPruned, "gone"),
+    (errors.JobNotFound, "not-found"),
+    (errors.ScheduleNotFound, "not-found"),
+    (errors.TaskNotFound, "not-found"),
+    (errors.Unroutable, "not-found"),
+    (errors.ScheduleExists, "conflict"),
+    (errors.ScheduleOver, "conflict"),
+    (errors.DuplicateJob, "conflict"),
+    (errors.QueueFull, "queue-full"),
+    (errors.StoreFull, "store-full"),
+    (errors.StoreMoved, "unavailable"),
+    (errors.LeaseLost, "lease-lost"),
     (QueueHasJobs, "queue-has-jobs"),
-    (BrokerUnavailable, "unavailable"),
-    (FeatureMissing, "feature-missing"),
+    (errors.BrokerUnavailable, "unavailable"),
+    (errors.FeatureMissing, "feature-missing"),
     (BodyTooLarge, "too-large"),
-    (InvalidOption, "invalid-request"),
-    (CodecError, "invalid-request"),
+    (errors.InvalidOption, "invalid-request"),
+    (errors.CodecError, "invalid-request"),
 )
 
 
@@ -148,6 +130,6 @@ def problem_of(error: Exception) -> Problem | None:
         return Problem("invalid-request", "the body is nested too deeply")
     for kind, name in _OF_ERRORS:
         if isinstance(error, kind):
-            job_id = error.job_id if isinstance(error, DuplicateJob) else ""
+            job_id = error.job_id if isinstance(error, errors.DuplicateJob) else ""
             return Problem(name, str(error), job_id=job_id)
     return None

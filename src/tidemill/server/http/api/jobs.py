@@ -31,36 +31,10 @@ from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
-from tidemill.server.http.schemas.jobs import (
-    Acted,
-    AlterIn,
-    AlterMany,
-    AlterMatching,
-    BatchIn,
-    CancelIn,
-    CancelMany,
-    CancelMatching,
-    Done,
-    Ids,
-    JobIn,
-    JobListed,
-    JobOptions,
-    JobQuery,
-    Jobs,
-    JobTrail,
-    Matching,
-    Placed,
-    PlacedMany,
-    PublishOptions,
-    ResultOut,
-    RetryMany,
-    RetryMatching,
-    RetryQuery,
-    WaitQuery,
-)
+from tidemill.server.http.schemas import jobs as schemas
 from tidemill.server.tokens import Role
 
-_OPTIONS = frozenset(JobOptions.__struct_fields__)
+_OPTIONS = frozenset(schemas.JobOptions.__struct_fields__)
 _OF_KEYS = ("on_conflict", "hold", "max_wait")
 _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
 
@@ -68,7 +42,7 @@ _NOT_SAID = {"created": 0.0, "signature": b"", "text": ""}
 # -- putting --------------------------------------------------------------------------------------
 
 
-async def put_job(call: Call, body: JobIn) -> Placed:
+async def put_job(call: Call, body: schemas.JobIn) -> schemas.Placed:
     """Put a message, or a call of a task.
 
     A call has the options that the worker of the task has declared. A task that no worker has
@@ -78,14 +52,14 @@ async def put_job(call: Call, body: JobIn) -> Placed:
     return placed(call, put)
 
 
-async def _envelope_in(call: Call, body: JobIn) -> Envelope:
+async def _envelope_in(call: Call, body: schemas.JobIn) -> Envelope:
     await call.backend.read_declarations([body.task])
     envelope = await call.compute(lambda: _envelope_of(call.backend, body), 0)
     check_put(call.exchange, [envelope], [body])
     return envelope
 
 
-async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
+async def put_jobs(call: Call, body: schemas.BatchIn) -> schemas.PlacedMany:
     """Put many jobs in one commit, all or none, in this order."""
 
     def make() -> list[Envelope]:
@@ -96,10 +70,10 @@ async def put_jobs(call: Call, body: BatchIn) -> PlacedMany:
     check_put(call.exchange, envelopes, body.jobs)
     body.jobs.clear()  # frees memory: decoded jobs are many times larger than their JSON
     puts = await call.backend.put(envelopes) if envelopes else []
-    return PlacedMany(puts)  # type: ignore[arg-type]  # puts encode as Placed does
+    return schemas.PlacedMany(puts)  # type: ignore[arg-type]  # puts encode as Placed does
 
 
-async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
+async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas.Placed:
     """Put a job under an id of your choice.
 
     Putting the same job again does nothing, so a request whose answer was lost can be repeated.
@@ -118,15 +92,15 @@ async def put_job_by_id(call: Call, job_id: str, body: JobIn) -> Placed:
         if record is None or not _is_same(record.envelope, envelope):
             raise
         call.status = 200
-        return Placed(job_id, "created")
+        return schemas.Placed(job_id, "created")
     return placed(call, put)
 
 
-def placed(call: Call, put: Put) -> Placed:
+def placed(call: Call, put: Put) -> schemas.Placed:
     """The answer to a put."""
     if put.placed != "created":
         call.status = 200
-    return Placed(put.id, put.placed.value)
+    return schemas.Placed(put.id, put.placed.value)
 
 
 def _is_same(old: Envelope, new: Envelope) -> bool:
@@ -135,7 +109,7 @@ def _is_same(old: Envelope, new: Envelope) -> bool:
     return one == msgspec.structs.replace(new, **_NOT_SAID)
 
 
-def _envelope_of(backend: Backend, job: JobIn, number: int = -1) -> Envelope:
+def _envelope_of(backend: Backend, job: schemas.JobIn, number: int = -1) -> Envelope:
     """The job of a request; ``number`` is its index in a batch.
 
     Raises:
@@ -149,7 +123,7 @@ def _envelope_of(backend: Backend, job: JobIn, number: int = -1) -> Envelope:
         raise
 
 
-def _message(backend: Backend, job: JobIn) -> Envelope:
+def _message(backend: Backend, job: schemas.JobIn) -> Envelope:
     if job.body is UNSET:
         raise InvalidOption("body or task is required: body for a message, task for a call")
     if job.args or job.kwargs:
@@ -163,7 +137,7 @@ def _message(backend: Backend, job: JobIn) -> Envelope:
     return envelope
 
 
-def _call(mill: Tidemill, job: JobIn) -> Envelope:
+def _call(mill: Tidemill, job: schemas.JobIn) -> Envelope:
     if job.body is not UNSET:
         raise InvalidOption("give only one of body, for a message, and task, for a call")
     options = options_of(job)
@@ -177,7 +151,7 @@ def _call(mill: Tidemill, job: JobIn) -> Envelope:
         raise InvalidOption(str(error)) from None
 
 
-def options_of(job: PublishOptions) -> dict[str, Any]:
+def options_of(job: schemas.PublishOptions) -> dict[str, Any]:
     """The options in a request."""
     names, pick, nothing = _options_in(type(job))
     values = pick(msgspec.structs.astuple(job))
@@ -195,7 +169,7 @@ def options_of(job: PublishOptions) -> dict[str, Any]:
 
 
 @functools.cache
-def _options_in(kind: type[PublishOptions]) -> tuple[list[str], Any, tuple[None, ...]]:
+def _options_in(kind: type[schemas.PublishOptions]) -> tuple[list[str], Any, tuple[None, ...]]:
     """The names of a schema's options, a function that picks their values, and as many Nones."""
     places = [(n, name) for n, name in enumerate(kind.__struct_fields__) if name in _OPTIONS]
     pick = operator.itemgetter(*(n for n, _ in places))
@@ -205,7 +179,7 @@ def _options_in(kind: type[PublishOptions]) -> tuple[list[str], Any, tuple[None,
 # -- looking --------------------------------------------------------------------------------------
 
 
-async def list_jobs(call: Call, query: JobQuery) -> Jobs:
+async def list_jobs(call: Call, query: schemas.JobQuery) -> schemas.Jobs:
     """List matching jobs, newest first.
 
     A list of jobs with large headers or errors may end before ``limit``. Continue the list with its
@@ -220,24 +194,24 @@ async def list_jobs(call: Call, query: JobQuery) -> Jobs:
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
     if not query.bodies:
-        rows = [JobListed(**call.shown(record).public()) for record in page.records]
-        return Jobs(rows, page.cursor or None)
+        rows = [schemas.JobListed(**call.shown(record).public()) for record in page.records]
+        return schemas.Jobs(rows, page.cursor or None)
     rows = await call.backend.run(lambda: [_listed(call, record) for record in page.records])
-    return Jobs(rows, page.cursor or None)
+    return schemas.Jobs(rows, page.cursor or None)
 
 
 _WITH_BODIES = 16
 """The most jobs in a list with bodies."""
 
 
-def _listed(call: Call, record: Record) -> JobListed:
+def _listed(call: Call, record: Record) -> schemas.JobListed:
     body, encoding = _shown(call, record)
     values = call.shown(record).public()
     # public() gives plain values by name, whose types mypy cannot tell apart.
-    return JobListed(**values, body=body, encoding=encoding)  # type: ignore[arg-type]
+    return schemas.JobListed(**values, body=body, encoding=encoding)  # type: ignore[arg-type]
 
 
-def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
+def filter_of(call: Call, query: schemas.JobQuery | schemas.Matching) -> Filter:
     """The filter of a query. It has the token's only queue if the query names no queue."""
     queue, known = query.queue, allowed_queues(call.exchange)
     if not queue and len(known) == 1:
@@ -258,12 +232,12 @@ def filter_of(call: Call, query: JobQuery | Matching) -> Filter:
     )
 
 
-async def get_job(call: Call, job_id: str) -> JobTrail:
+async def get_job(call: Call, job_id: str) -> schemas.JobTrail:
     """Get a job with all its events in order, and an explanation of its state."""
     return await call.backend.run(_trail, call, job_id)
 
 
-def _trail(call: Call, job_id: str) -> JobTrail:
+def _trail(call: Call, job_id: str) -> schemas.JobTrail:
     mill = call.backend.mill
     record = mill.job(job_id).refresh()
     body, encoding = _shown(call, record)
@@ -279,7 +253,7 @@ def _trail(call: Call, job_id: str) -> JobTrail:
         for e in trail_of(told)
     ]
     explanation = explain_in(mill.broker, record)
-    return JobTrail(
+    return schemas.JobTrail(
         **record.public(),
         trail=trail,  # type: ignore[arg-type]  # encodes as the structs would
         explanation=explanation,
@@ -298,7 +272,7 @@ def _shown(call: Call, record: Record) -> tuple[Any, str]:
         return f"({error})", "repr"
 
 
-async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
+async def get_result(call: Call, job_id: str, query: schemas.WaitQuery) -> schemas.ResultOut:
     """Wait for the end of a job, and get its result. Status 202: the job has not ended yet."""
     backend = call.backend
     job = backend.mill.job(job_id)
@@ -317,7 +291,7 @@ async def get_result(call: Call, job_id: str, query: WaitQuery) -> ResultOut:
     return out
 
 
-def _result(job: Job[Any], sees: bool) -> ResultOut:
+def _result(job: Job[Any], sees: bool) -> schemas.ResultOut:
     record, value, encoding = job.record, None, "json" if sees else HIDDEN
     if record.state is State.SUCCEEDED and sees:
         try:
@@ -326,7 +300,7 @@ def _result(job: Job[Any], sees: bool) -> ResultOut:
             value, encoding = f"({error})", "repr"
     last = record.attempts[-1] if record.attempts else None
     failed = record.state is State.FAILED and last is not None
-    return ResultOut(
+    return schemas.ResultOut(
         id=job.id,
         state=record.state.value,
         finished=record.finished or None,
@@ -343,13 +317,15 @@ Change = Callable[[Call, list[str], Any], list[bool]]
 """Changes jobs as a body or a query says; the ids of chains and groups stand for their jobs."""
 
 
-def _cancel(call: Call, ids: list[str], how: CancelIn | CancelMany) -> list[bool]:
+def _cancel(call: Call, ids: list[str], how: schemas.CancelIn | schemas.CancelMany) -> list[bool]:
     mill = call.backend.mill
     mill.runtime.features.need(Feature.CANCEL, "cancel")
     return compositions.cancel_jobs(mill.runtime, ids, terminate=how.terminate, may=_may(call))
 
 
-def _retry(call: Call, ids: list[str], how: RetryQuery | RetryMany | RetryMatching) -> list[bool]:
+def _retry(
+    call: Call, ids: list[str], how: schemas.RetryQuery | schemas.RetryMany | schemas.RetryMatching
+) -> list[bool]:
     return retry(call, ids, force=how.force)
 
 
@@ -362,12 +338,14 @@ def retry(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
     return compositions.retry_jobs(call.backend.mill.runtime, ids, force=force, may=_may(call))
 
 
-def _alter(call: Call, ids: list[str], how: AlterIn | AlterMany) -> list[bool]:
+def _alter(call: Call, ids: list[str], how: schemas.AlterIn | schemas.AlterMany) -> list[bool]:
     mill, to = call.backend.mill, _target(call, how)
     return compositions.alter_jobs(mill.runtime, ids, **to, may=_may(call, hooks=True))
 
 
-def _target(call: Call, how: AlterIn | AlterMany | AlterMatching) -> dict[str, Any]:
+def _target(
+    call: Call, how: schemas.AlterIn | schemas.AlterMany | schemas.AlterMatching
+) -> dict[str, Any]:
     """The new rank and queue of jobs."""
     rank, queue = check_alter(how.to_priority, how.to_queue)
     check_queues(call.exchange, [queue] if queue else ())
@@ -401,19 +379,21 @@ async def _one(
     await call.backend.run(attempt)
 
 
-async def _many(call: Call, change: Change, how: Ids) -> Done:
+async def _many(call: Call, change: Change, how: schemas.Ids) -> schemas.Done:
     ids = [check_name("id", job_id) for job_id in how.ids]
-    return Done(await call.backend.run(change, call, ids, how))
+    return schemas.Done(await call.backend.run(change, call, ids, how))
 
 
-async def _matching(call: Call, body: Matching, act: Callable[[list[str]], list[bool]]) -> Acted:
+async def _matching(
+    call: Call, body: schemas.Matching, act: Callable[[list[str]], list[bool]]
+) -> schemas.Acted:
     what = filter_of(call, body)
     return await call.backend.run(change_matching, call, what, int(body.limit), act)
 
 
 def change_matching(
     call: Call, what: Filter, most: int, act: Callable[[list[str]], list[bool]]
-) -> Acted:
+) -> schemas.Acted:
     """Change up to ``most`` jobs that match, the newest first."""
     mill = call.backend.mill
     mill.runtime.features.need(Feature.FAILED, "jobs that match")
@@ -425,10 +405,10 @@ def change_matching(
         cursor = page.cursor
         if not cursor:
             break
-    return Acted(ids, act(ids) if ids else [], bool(cursor))
+    return schemas.Acted(ids, act(ids) if ids else [], bool(cursor))
 
 
-async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
+async def cancel_job(call: Call, job_id: str, body: schemas.CancelIn) -> None:
     """Cancel a job: at once, or through its worker while it runs.
 
     The id of a chain or group stands for its jobs.
@@ -436,12 +416,12 @@ async def cancel_job(call: Call, job_id: str, body: CancelIn) -> None:
     await _one(call, job_id, _cancel, body, lambda _: "it has ended already")
 
 
-async def cancel_jobs(call: Call, body: CancelMany) -> Done:
+async def cancel_jobs(call: Call, body: schemas.CancelMany) -> schemas.Done:
     """Cancel many jobs."""
     return await _many(call, _cancel, body)
 
 
-async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
+async def cancel_matching(call: Call, body: schemas.CancelMatching) -> schemas.Acted:
     """Cancel matching jobs, the newest first."""
     mill = call.backend.mill
     mill.runtime.features.need(Feature.CANCEL, "cancel")
@@ -449,7 +429,7 @@ async def cancel_matching(call: Call, body: CancelMatching) -> Acted:
     return await _matching(call, body, cancel)
 
 
-async def retry_job(call: Call, job_id: str, query: RetryQuery) -> None:
+async def retry_job(call: Call, job_id: str, query: schemas.RetryQuery) -> None:
     """Start a new run of a failed, cancelled or expired job, or make a scheduled job ready.
 
     The id of a chain or group stands for its jobs that failed. The jobs that were cancelled because
@@ -459,17 +439,17 @@ async def retry_job(call: Call, job_id: str, query: RetryQuery) -> None:
     await _one(call, job_id, _retry, query, lambda record: why_not_run(mill.runtime, record))
 
 
-async def retry_jobs(call: Call, body: RetryMany) -> Done:
+async def retry_jobs(call: Call, body: schemas.RetryMany) -> schemas.Done:
     """Make many jobs ready again."""
     return await _many(call, _retry, body)
 
 
-async def retry_matching(call: Call, body: RetryMatching) -> Acted:
+async def retry_matching(call: Call, body: schemas.RetryMatching) -> schemas.Acted:
     """Make matching jobs ready again, the newest first."""
     return await _matching(call, body, lambda ids: _retry(call, ids, body))
 
 
-async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
+async def alter_job(call: Call, job_id: str, body: schemas.AlterIn) -> None:
     """Give a job that waits another priority, or move it to another queue.
 
     The id of a chain or group stands for its jobs.
@@ -478,12 +458,12 @@ async def alter_job(call: Call, job_id: str, body: AlterIn) -> None:
     await _one(call, job_id, _alter, body, lambda record: why_not_altered(record, queue))
 
 
-async def alter_jobs(call: Call, body: AlterMany) -> Done:
+async def alter_jobs(call: Call, body: schemas.AlterMany) -> schemas.Done:
     """Give many jobs that wait another priority, or move them to another queue."""
     return await _many(call, _alter, body)
 
 
-async def alter_matching(call: Call, body: AlterMatching) -> Acted:
+async def alter_matching(call: Call, body: schemas.AlterMatching) -> schemas.Acted:
     """Give matching jobs that wait another priority, or move them to another queue."""
     alter = functools.partial(call.backend.mill.broker.alter, **_target(call, body))
     return await _matching(call, body, alter)
@@ -497,12 +477,12 @@ async def delete_job(call: Call, job_id: str) -> None:
     await _one(call, job_id, _delete, None, lambda _: "it cannot be deleted")
 
 
-async def delete_jobs(call: Call, body: Ids) -> Done:
+async def delete_jobs(call: Call, body: schemas.Ids) -> schemas.Done:
     """Delete many jobs."""
     return await _many(call, _delete, body)
 
 
-async def delete_matching(call: Call, body: Matching) -> Acted:
+async def delete_matching(call: Call, body: schemas.Matching) -> schemas.Acted:
     """Delete matching jobs, the newest first."""
     return await _matching(call, body, call.backend.mill.broker.delete)
 

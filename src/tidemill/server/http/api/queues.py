@@ -18,39 +18,22 @@ from tidemill.server.http.api.jobs import change_matching, retry
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.schemas.queues import (
-    BreakerIn,
-    DeleteQuery,
-    LimitIn,
-    LimitOut,
-    LimitsOut,
-    Number,
-    PurgeOut,
-    PurgeQuery,
-    PurgesOut,
-    QueueIn,
-    QueueLimitIn,
-    QueueOut,
-    Queues,
-    RestoredOut,
-    RestoreIn,
-    RetryIn,
-)
+from tidemill.server.http.schemas import queues as schemas
 from tidemill.server.tokens import Role
 
 
-def queue_out(stats: QueueStats) -> QueueOut:
+def queue_out(stats: QueueStats) -> schemas.QueueOut:
     """Statistics of a queue as a queue of the API."""
-    return QueueOut(**stats.public())
+    return schemas.QueueOut(**stats.public())
 
 
-async def list_queues(call: Call) -> Queues:
+async def list_queues(call: Call) -> schemas.Queues:
     """List all queues with their statistics."""
     rows = await call.backend.run(call.backend.mill.queues)
-    return Queues([queue_out(row) for row in rows])
+    return schemas.Queues([queue_out(row) for row in rows])
 
 
-async def get_queue(call: Call, queue: str) -> QueueOut:
+async def get_queue(call: Call, queue: str) -> schemas.QueueOut:
     """Get the statistics of a queue."""
     return queue_out(await call.backend.run(_row, call.backend.mill, queue))
 
@@ -63,25 +46,25 @@ def _row(mill: Tidemill, name: str) -> QueueStats:
     raise Problem("not-found", f"there is no queue {name!r}")
 
 
-async def change_queue(call: Call, queue: str, body: QueueIn) -> QueueOut:
+async def change_queue(call: Call, queue: str, body: schemas.QueueIn) -> schemas.QueueOut:
     """Change a queue: pause or resume it, and set the most unfinished jobs that it may hold."""
     max_size = None if body.max_size is None else int(body.max_size)
     return await _change(call, queue, body.paused, max_size)
 
 
-async def pause_queue(call: Call, queue: str) -> QueueOut:
+async def pause_queue(call: Call, queue: str) -> schemas.QueueOut:
     """Pause a queue: it starts no more jobs. Running jobs continue; new jobs are accepted."""
     return await _change(call, queue, True)
 
 
-async def resume_queue(call: Call, queue: str) -> QueueOut:
+async def resume_queue(call: Call, queue: str) -> schemas.QueueOut:
     """Resume a paused queue."""
     return await _change(call, queue, False)
 
 
 async def _change(
     call: Call, queue: str, paused: bool | None, max_size: int | None = None
-) -> QueueOut:
+) -> schemas.QueueOut:
     mill = call.backend.mill
     check_name("queue", queue)
     if paused is not None:
@@ -96,22 +79,22 @@ async def _change(
     return queue_out(await call.backend.run(change))
 
 
-async def purge_queue(call: Call, queue: str, query: PurgeQuery) -> Number:
+async def purge_queue(call: Call, queue: str, query: schemas.PurgeQuery) -> schemas.Number:
     """Delete all jobs of a queue that are neither running nor finished.
 
     Unless ``now`` is given, the jobs are kept for a while and can be restored.
     """
     purged = await call.backend.run(lambda: call.backend.mill.queue(queue).purge(now=query.now))
-    return Number(purged)
+    return schemas.Number(purged)
 
 
-async def list_purges(call: Call, queue: str) -> PurgesOut:
+async def list_purges(call: Call, queue: str) -> schemas.PurgesOut:
     """List the purges of a queue that can be restored, the latest first."""
     found = await call.backend.run(call.backend.mill.queue(queue).purges)
-    return PurgesOut(msgspec.convert(found, list[PurgeOut], from_attributes=True))
+    return schemas.PurgesOut(msgspec.convert(found, list[schemas.PurgeOut], from_attributes=True))
 
 
-async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
+async def restore_queue(call: Call, queue: str, body: schemas.RestoreIn) -> schemas.RestoredOut:
     """Restore the jobs of a purge, with their order and due times. Their attempts begin anew.
 
     A job stays purged when another job has its key by now, or when the job has expired or belongs
@@ -120,17 +103,17 @@ async def restore_queue(call: Call, queue: str, body: RestoreIn) -> RestoredOut:
     mill = call.backend.mill
     mill.runtime.features.need(Feature.INSPECT, "restoring a purge")
 
-    def restore() -> RestoredOut:
+    def restore() -> schemas.RestoredOut:
         known = [one.id for one in mill.queue(queue).purges()]
         if not known or body.purge not in ["", *known]:
             raise Problem("not-found", f"queue {queue!r} has no such purge to restore")
         restored = mill.queue(queue).restore(body.purge)
-        return RestoredOut(restored.jobs, restored.left)
+        return schemas.RestoredOut(restored.jobs, restored.left)
 
     return await call.backend.run(restore)
 
 
-async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
+async def delete_queue(call: Call, queue: str, query: schemas.DeleteQuery) -> schemas.Number:
     """Delete a queue with its counters and settings; get the number of deleted jobs.
 
     A queue with running jobs is refused. Without ``force``, a queue with any jobs is refused, even
@@ -142,30 +125,30 @@ async def delete_queue(call: Call, queue: str, query: DeleteQuery) -> Number:
         _row(mill, queue)
         return mill.queue(queue).delete(force=query.force)
 
-    return Number(await call.backend.run(delete))
+    return schemas.Number(await call.backend.run(delete))
 
 
-async def retry_queue(call: Call, queue: str, body: RetryIn) -> Number:
+async def retry_queue(call: Call, queue: str, body: schemas.RetryIn) -> schemas.Number:
     """Make failed jobs of a queue ready again, newest first."""
     what = Filter(states=frozenset({State.FAILED}), queue=check_name("queue", queue))
     again = functools.partial(retry, call)
     acted = await call.backend.run(change_matching, call, what, int(body.count), again)
-    return Number(sum(acted.done))
+    return schemas.Number(sum(acted.done))
 
 
 # -- limits ---------------------------------------------------------------------------------------
 
 
-async def list_limits(call: Call) -> LimitsOut:
+async def list_limits(call: Call) -> schemas.LimitsOut:
     """List all limits, the limits of queues first."""
-    return LimitsOut(await call.backend.run(_limits, call.backend.mill))
+    return schemas.LimitsOut(await call.backend.run(_limits, call.backend.mill))
 
 
-def _limits(mill: Tidemill) -> list[LimitOut]:
-    return [msgspec.convert(limit_public(row), LimitOut) for row in mill.limits.list()]
+def _limits(mill: Tidemill) -> list[schemas.LimitOut]:
+    return [msgspec.convert(limit_public(row), schemas.LimitOut) for row in mill.limits.list()]
 
 
-async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:
+async def change_limit(call: Call, name: str, body: schemas.LimitIn) -> schemas.LimitOut:
     """Change a limit by its name. The change applies at once, to all workers.
 
     The limit of a task has the name of the task, unless the code gives another name.
@@ -173,32 +156,34 @@ async def change_limit(call: Call, name: str, body: LimitIn) -> LimitOut:
     return await _set_limit(call, name, False, body)
 
 
-async def change_queue_limit(call: Call, queue: str, body: QueueLimitIn) -> LimitOut:
+async def change_queue_limit(
+    call: Call, queue: str, body: schemas.QueueLimitIn
+) -> schemas.LimitOut:
     """Change the limit of a queue. The change applies at once, to all workers."""
     return await _set_limit(call, queue, True, body)
 
 
-async def reset_limit(call: Call, name: str) -> LimitOut:
+async def reset_limit(call: Call, name: str) -> schemas.LimitOut:
     """Reset a limit to the settings that code declares."""
     return await _set_limit(call, name, False)
 
 
-async def reset_queue_limit(call: Call, queue: str) -> LimitOut:
+async def reset_queue_limit(call: Call, queue: str) -> schemas.LimitOut:
     """Reset the limit of a queue to the settings that code declares."""
     return await _set_limit(call, queue, True)
 
 
 async def _set_limit(
-    call: Call, name: str, of_queue: bool, body: LimitIn | None = None
-) -> LimitOut:
+    call: Call, name: str, of_queue: bool, body: schemas.LimitIn | None = None
+) -> schemas.LimitOut:
     """Set a limit, or reset it without a body."""
     mill = call.backend.mill
 
-    def find() -> LimitOut | None:
+    def find() -> schemas.LimitOut | None:
         rows = (row for row in _limits(mill) if (row.name, row.queue) == (name, of_queue))
         return next(rows, None)
 
-    def make() -> LimitOut:
+    def make() -> schemas.LimitOut:
         row = find()
         if row is None and not of_queue:  # no job would use the limit
             raise _no_limit(name)
@@ -216,7 +201,7 @@ async def _set_limit(
     return await call.backend.run(make)
 
 
-def _lacks_rate(body: LimitIn, row: LimitOut | None) -> bool:
+def _lacks_rate(body: schemas.LimitIn, row: schemas.LimitOut | None) -> bool:
     """Whether a burst is set for a limit that has no rate and gets none."""
     given = body.burst is not UNSET and body.burst is not None
     return given and body.rate is UNSET and (row is None or row.rate is None)
@@ -229,14 +214,14 @@ def _no_limit(name: str) -> Problem:
     )
 
 
-def _settings_in(body: LimitIn) -> dict[str, Any]:
+def _settings_in(body: schemas.LimitIn) -> dict[str, Any]:
     """The settings in the body. None removes a setting."""
     fields = (field.name for field in msgspec.structs.fields(body))
     given = {name: value for name in fields if (value := getattr(body, name)) is not UNSET}
     if given.get("concurrency") is not None:
         given["concurrency"] = int(given["concurrency"])
     breaker = given.get("breaker")
-    if isinstance(breaker, BreakerIn):
+    if isinstance(breaker, schemas.BreakerIn):
         given["breaker"] = Breaker(int(breaker.failures), breaker.pause)
     return given
 
