@@ -6,6 +6,7 @@ ignore that was not needed.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack, assert_type
 
@@ -252,6 +253,31 @@ async def messages() -> None:
     assert_type(await orders.aput("a", timeout=5, txn=None), Job[Any])
     await orders.aput("a", dealy=5)  # type: ignore[call-arg]
     await orders.aput_many(["a"], tags="a")  # type: ignore[arg-type]
+
+
+@mill.around
+def opened(context: JobContext) -> Iterator[None]:
+    yield
+
+
+@mill.around
+async def aopened(context: JobContext) -> AsyncIterator[None]:
+    yield
+
+
+@mill.around
+async def again(call_next: Callable[[], Any], context: JobContext) -> Any:
+    return await call_next()
+
+
+@mill.around  # type: ignore[type-var]
+def no_context() -> None: ...
+
+
+def late() -> None:
+    assert_type(opened(this_job()), Iterator[None])
+    mill.configure("memory://", secret_keys=["k"])
+    mill.configure(sync=True)  # type: ignore[call-arg]
 
 
 @mill.task(schedule="0 3 * * *")

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tidemill import InvalidOption
 from tidemill.app_loader import load_app
+from tidemill.cli import main
 
 APP = "from tidemill import Tidemill\nmill = Tidemill('memory://')\n"
 
@@ -90,3 +92,17 @@ def test_the_place_of_a_mistake_is_named(folder: Path, source: str, said: str) -
     assert 'lod_bad.py", line ' in str(caught.value)
     assert "loader.py" not in str(caught.value)
     assert "options.py" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [((), "of_variable"), (("--workers", "of_worker"), "of_worker"), (("given",), "given")],
+)
+def test_the_server_takes_its_app_from_the_environment_last(
+    words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMILL_APP", "of_variable")
+    monkeypatch.setenv("TIDEMILL_URL", "nowhere://")  # a server without an app ends at once
+    result = CliRunner().invoke(main, ["server", "--port", "0", *words])
+    assert result.exit_code == 2
+    assert f"no module '{named}'" in result.stderr

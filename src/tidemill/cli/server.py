@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import importlib.metadata
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -176,12 +177,13 @@ def server(
 
     Name the app as module:variable, or the store by its URL.
 
-    Without an argument the command serves the app of --workers, or the store of $TIDEMILL_URL, or
-    the nearest .tidemill directory.
+    Without an argument the command serves the app of --workers or of $TIDEMILL_APP, or the store
+    of $TIDEMILL_URL, or the nearest .tidemill directory.
 
     Signals: TERM or INT answers the open requests and ends; a second signal, at least 0.2 s
     later, ends at once. Exit codes: 0 clean, 2 wrong usage or import error, 3 broker unreachable.
     """
+    where = where or workers or os.environ.get("TIDEMILL_APP") or None
     serve, Settings = load_server()
     settings = Settings(
         access_log=logs.number <= logging.INFO,
@@ -197,7 +199,7 @@ def server(
             f"{given[0]} is for the worker of the server; pass --workers APP with it"
         )
     with log_output(logs):
-        mill = _mill(where or workers)
+        mill = _mill(where)
     with mill, _watching(mill, alerts):
         if workers:
             mill.runtime.features.need(Feature.PROCESSES, "--workers")
