@@ -100,7 +100,7 @@ class _Watch(Generic[H]):
             return None
         left = self._until - time.monotonic()
         ids = [job_id for job_id, _ in self._watched]
-        with waiting_for(ids[0]):
+        with waiting_for(self._runtime, ids[0], self._left):
             seconds = max(0.0, min(left, longest))
             records = self._jobs.wait_for(ids, seconds, first=True)
         ended = self._take(records)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from tidemill.brokers.contract.features import Feature
 from tidemill.core.clock import clock
 from tidemill.core.config import storable
 from tidemill.core.envelope import Envelope, priority_of
@@ -20,6 +21,7 @@ from tidemill.core.locks import NEVER, Stopping
 from tidemill.errors import TidemillError
 
 if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
     from tidemill.worker.slots import Waits
 
 
@@ -202,8 +204,11 @@ def this_job(default: Any = _RAISE) -> Any:
 
 
 @contextlib.contextmanager
-def waiting_for(job_id: str) -> Iterator[None]:
+def waiting_for(runtime: Runtime, job_id: str, count: int = 1) -> Iterator[None]:
     """Surround every wait for a job. The worker counts waiting tasks, so some slot stays free.
+
+    If Ctrl-C ends a wait outside of tasks, the last line of the traceback says what goes on.
+    ``count`` is the number of jobs that have not ended; ``job_id`` is one of them.
 
     Raises:
         TidemillError: the wait would never end.
@@ -211,7 +216,14 @@ def waiting_for(job_id: str) -> Iterator[None]:
     context = running_job.get()
     waits = context._waits if context is not None else None
     if context is None or waits is None:
-        yield
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if not runtime.sync and Feature.PROCESSES in runtime.broker.features:
+                one = f"{job_id} goes on; tidemill cancel {job_id} stops it"
+                many = f"{count:,} jobs go on; tidemill cancel ID stops one of them"
+                interrupt.add_note(one if count == 1 else many)
+            raise
         return
     waits.begin(context, job_id)
     try:

@@ -227,7 +227,7 @@ class Job(Generic[R]):
         record = self._read() if has_ended or not seconds else None
         if record is None or (seconds and not record.state.finished):
             _warn_in_loop()
-            with waiting_for(self.id):
+            with waiting_for(self._runtime, self.id):
                 (found,) = self._runtime.job_store.wait_for([self.id], seconds)
             record = self._keep(found)
         if not record.state.finished:

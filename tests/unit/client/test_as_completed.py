@@ -171,6 +171,31 @@ def test_many_are_watched_some_at_a_time(mill: Tidemill, monkeypatch: pytest.Mon
     assert sorted(job.result(0) for job in ended) == [1, 2, 3, 4]
 
 
+# -- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_a_wait_says_in_one_line_which_jobs_go_on(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inc = mill.task(name="inc")(inc_one)
+    job, handle = inc.enqueue(1), mill.enqueue(map_many(inc, range(3)))
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mill.broker, "wait_for", interrupted)
+    for wait, line in (
+        (job.result, f"{job.id} goes on; tidemill cancel {job.id} stops it"),
+        (handle.wait, f"{handle.id} goes on; tidemill cancel {handle.id} stops it"),
+        (lambda: list(handle), "3 jobs go on; tidemill cancel ID stops one of them"),
+    ):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            wait()
+        # A store inside this process ends with the process.
+        lines = [] if mill.broker.url.startswith("memory") else [line]
+        assert getattr(caught.value, "__notes__", []) == lines
+
+
 # -- the bar -------------------------------------------------------------------------------------
 
 
