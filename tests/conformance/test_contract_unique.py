@@ -11,7 +11,7 @@ from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
-from tidemill.core.envelope import Unique
+from tidemill.core.envelope import Unique, rank_of
 from tidemill.core.job import Outcome, Placed, Put, State
 from tidemill.errors import DuplicateJob
 
@@ -52,6 +52,21 @@ def test_a_key_is_held_for_a_period_by_a_job_that_has_succeeded(
     clock.advance(31)
     assert put(broker, "e", period=60) == Put("e", Placed.CREATED)
     assert broker.get("b") is None
+
+
+def test_a_put_merges_while_the_job_waits_and_changes_nothing_after_its_success(
+    broker: Broker, worker: LiveOwner, clock: Clock
+) -> None:
+    merging: dict[str, Any] = {"period": 60, "on_conflict": "merge"}
+    put(broker, "a", priority=1, **merging)
+    assert put(broker, "b", priority=5, **merging) == Put("a", Placed.MERGED)
+    [lease] = worker.take(9)
+    assert (lease.open().id, lease.rank) == ("a", rank_of(5))
+    assert put(broker, "c", priority=9, **merging) == Put("a", Placed.KEPT)
+    assert worker.settle(lease)
+    assert put(broker, "d", **merging) == Put("a", Placed.KEPT)
+    clock.advance(61)
+    assert put(broker, "e", **merging) == Put("e", Placed.CREATED)
 
 
 def test_an_unfinished_job_has_its_key_beyond_the_period(

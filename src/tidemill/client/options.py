@@ -73,10 +73,10 @@ class Key:
             check_name("key", self.name)
         conflict = check_conflict(self.on_conflict)
         hold, max_wait = check_seconds("hold", self.hold), check_seconds("max_wait", self.max_wait)
-        if hold and conflict not in (Conflict.KEEP, Conflict.REJECT):
+        if hold and conflict == Conflict.REPLACE:
             raise InvalidOption(
-                f"hold refuses later jobs, and on_conflict={conflict!r} accepts them; leave one "
-                "of the two out"
+                "hold refuses later jobs, and on_conflict='replace' accepts them; leave one of the "
+                "two out"
             )
         if max_wait and conflict != Conflict.REPLACE:
             raise InvalidOption(

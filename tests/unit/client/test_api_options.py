@@ -264,7 +264,7 @@ def test_a_bad_url_is_refused_where_it_is_written(
     ("rules", "sentence"),
     [
         ({"hold": 60, "on_conflict": "replace"}, "^hold .*'replace'"),
-        ({"hold": 60, "on_conflict": "merge"}, "^hold refuses .*'merge'"),
+        ({"hold": 60, "on_conflict": "replace"}, "^hold refuses .*'replace'"),
         ({"max_wait": 60}, "^max_wait is .*'replace'"),
         ({"hold": -1}, "^hold "),
         ({"on_conflict": "replace", "max_wait": "5"}, "^max_wait "),
