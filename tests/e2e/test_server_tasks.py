@@ -92,6 +92,26 @@ def test_a_task_is_reserved_by_its_name_and_its_caller_gets_the_result(
         server.close()
 
 
+def test_many_tasks_are_completed_in_one_request(server: JobServer, queue: str) -> None:
+    # given two tasks, a message and a task of another worker
+    ids = [call(server, queue) for _ in range(2)]
+    jobs = reserve(server, queue, count=2, timeout=10)
+    server.post(f"/v1/queues/{queue}m/messages", "hello")
+    (message,) = server.post("/v1/reserve", {"queues": [f"{queue}m"]}).json["jobs"]
+    done = [{"receipt": job["receipt"], "result": job["id"]} for job in jobs]
+    # when one result cannot be decoded, then nothing is completed
+    wrong = {"receipt": jobs[0]["receipt"], "result": "ü", "encoding": "base64"}
+    assert server.post("/v1/complete", {"results": [done[1], wrong]}).status == 400
+    assert server.get(f"/v1/jobs/{ids[0]}").json["state"] == "running"
+    # when all results are good, then each task has its own
+    more = [{"receipt": "nix"}, {"receipt": message["receipt"]}]
+    answer = server.post("/v1/complete", {"results": [*done, *more]})
+    assert answer.json == {"done": [True, True, False, False]}
+    assert [server.get(f"/v1/jobs/{id}/result").json["result"] for id in ids] == ids
+    # and the request can be repeated
+    assert server.post("/v1/complete", {"results": done}).json == {"done": [True, True]}
+
+
 @pytest.mark.parametrize("store", KEEPING)
 def test_a_worker_that_is_silent_for_its_ttr_loses_the_task(store: str, tmp_path: Path) -> None:
     # law 5: no job is lost with its worker

@@ -160,10 +160,11 @@ def _taken_away(call: dict[str, Any], there: dict[str, str], held: dict[str, str
     elif path in ("/v1/reservations/{receipt}/ack", "/v1/reservations/{receipt}/complete"):
         # A task that is done is kept for its result_ttl, which may be 0.
         yield held.get(names["receipt"], "")
-    elif path == "/v1/ack":
-        for receipt, done in zip(body["receipts"], answer["done"], strict=True):
-            if done:
-                yield held.get(receipt, "")
+    elif path in ("/v1/ack", "/v1/complete"):
+        receipts = body.get("receipts") or [one["receipt"] for one in body.get("results", ())]
+        yield from (
+            held.get(r, "") for r, done in zip(receipts, answer["done"], strict=True) if done
+        )
     elif call["method"] == "DELETE" and path == "/v1/jobs/{job_id}":
         yield names["job_id"]
     elif path == "/v1/jobs/delete":

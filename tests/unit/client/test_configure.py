@@ -14,7 +14,7 @@ from tidemill.testing import run_all
 
 def test_a_factory_names_the_store_after_the_tasks(tmp_path: Path) -> None:
     mill = Tidemill()
-    task = mill.task(lambda_free)
+    task = mill.task(double)
     mill.configure(f"lmdb://{tmp_path}/store")
     with mill:
         job = task.enqueue(2)
@@ -24,7 +24,7 @@ def test_a_factory_names_the_store_after_the_tasks(tmp_path: Path) -> None:
         assert (tmp_path / "store").exists()
 
 
-def lambda_free(number: int) -> int:
+def double(number: int) -> int:
     return 2 * number
 
 

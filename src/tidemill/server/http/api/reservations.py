@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,12 +32,15 @@ from tidemill.server.http.schemas.messages import (
 )
 from tidemill.server.http.schemas.tasks import (
     CompleteIn,
+    CompleteMany,
     FailIn,
     HeartbeatIn,
     HeartbeatOut,
     StoppedIn,
 )
 from tidemill.server.tokens import Role
+
+T = TypeVar("T")
 
 _ERROR_MOST, _TRACE_MOST, _LINE_MOST = 2000, 20_000, 2000
 """The most characters that are stored of an error, a traceback and a log line."""
@@ -108,36 +111,48 @@ async def touch(call: Call, receipt: str, body: TouchIn) -> None:
 
 async def ack_many(call: Call, body: Receipts) -> Done:
     """Acknowledge many jobs. True also for jobs acknowledged before; false for lost jobs."""
-    return await _each(body, lambda receipt: ack(call, receipt))
+    return await _each(body.receipts, lambda receipt: ack(call, receipt))
+
+
+async def complete_many(call: Call, body: CompleteMany) -> Done:
+    """Complete many tasks, each with its result.
+
+    True also for tasks completed before; false for lost tasks, and for receipts of messages. If a
+    result cannot be stored, the request is refused, and completes nothing.
+    """
+    done = [one.receipt for one in body.results]
+    results = await call.compute(lambda: [*map(_packed, body.results)], 0)
+    body.results = []
+    return await _each(zip(done, results, strict=True), lambda one: _complete(call, one[0], one[1]))
 
 
 async def release_many(call: Call, body: ReleaseMany) -> Done:
     """Release many jobs. With an error each attempt counts."""
     how = ReleaseIn(body.delay, body.error)
-    return await _each(body, lambda receipt: release(call, receipt, how))
+    return await _each(body.receipts, lambda receipt: release(call, receipt, how))
 
 
 async def bury_many(call: Call, body: BuryMany) -> Done:
     """Bury many jobs."""
-    return await _each(body, lambda receipt: bury(call, receipt, BuryIn(body.reason)))
+    return await _each(body.receipts, lambda receipt: bury(call, receipt, BuryIn(body.reason)))
 
 
 async def touch_many(call: Call, body: TouchMany) -> Done:
     """Touch many jobs. False for jobs that were lost or are settled."""
-    return await _each(body, lambda receipt: touch(call, receipt, TouchIn(body.ttr)))
+    return await _each(body.receipts, lambda receipt: touch(call, receipt, TouchIn(body.ttr)))
 
 
-async def _each(body: Receipts, act: Callable[[str], Awaitable[None]]) -> Done:
-    """Act on each receipt, and return which actions succeeded. The actions share commits."""
+async def _each(items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> Done:
+    """Act on each item, and return which actions succeeded. The actions share commits."""
 
-    async def one(receipt: str) -> bool:
+    async def one(item: T) -> bool:
         try:
-            await act(receipt)
+            await act(item)
         except Problem:
             return False
         return True
 
-    return Done(list(await asyncio.gather(*map(one, body.receipts))))
+    return Done(list(await asyncio.gather(*map(one, items))))
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -171,18 +186,21 @@ async def complete(call: Call, receipt: str, body: CompleteIn) -> None:
 
     The request can be repeated when its answer was lost. The receipt of a message is refused.
     """
-    it = _task(call, receipt)
-
-    def make() -> bytes:
-        value = body.result if body.encoding == "json" else bytes_of("result", body.result)
-        try:
-            return pack_result(value)
-        except CodecError as error:
-            raise InvalidOption(f"result: {error}") from None
-
-    result = await call.compute(make, 0)
+    result = await call.compute(lambda: _packed(body), 0)
     body.result = None  # frees memory: the decoded result is many times larger than its JSON
-    await _settle(call, it, Outcome.SUCCESS, result=result)
+    await _complete(call, receipt, result)
+
+
+async def _complete(call: Call, receipt: str, result: bytes) -> None:
+    await _settle(call, _task(call, receipt), Outcome.SUCCESS, result=result)
+
+
+def _packed(body: CompleteIn) -> bytes:
+    value = body.result if body.encoding == "json" else bytes_of("result", body.result)
+    try:
+        return pack_result(value)
+    except CodecError as error:
+        raise InvalidOption(f"result: {error}") from None
 
 
 async def fail(call: Call, receipt: str, body: FailIn) -> None:
@@ -253,6 +271,14 @@ ENDPOINTS = (
     ),
     Endpoint("POST", "/v1/reservations/{receipt}/heartbeat", heartbeat, OPERATOR, also=(409,)),
     Endpoint("POST", "/v1/ack", ack_many, OPERATOR, checks_queues=True),
+    Endpoint(
+        "POST",
+        "/v1/complete",
+        complete_many,
+        OPERATOR,
+        checks_queues=True,
+        decode_large=msgspec.json.Decoder(CompleteMany).decode,
+    ),
     Endpoint("POST", "/v1/release", release_many, OPERATOR, checks_queues=True),
     Endpoint("POST", "/v1/touch", touch_many, OPERATOR, checks_queues=True),
     Endpoint("POST", "/v1/bury", bury_many, OPERATOR, checks_queues=True),

@@ -65,7 +65,7 @@ class MessageOptions(PublishOptions):
     hold: Annotated[
         Seconds | None,
         says(
-            "with key, unless on_conflict is replace or merge: seconds for which a succeeded job "
+            "with key, unless on_conflict is replace: seconds for which a succeeded job "
             "also keeps the key"
         ),
     ] = None

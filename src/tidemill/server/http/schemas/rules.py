@@ -11,9 +11,8 @@ from typing import Any
 _NULL = {"type": "null"}
 _TEXT = {"type": "string"}
 _NOTHING = {"type": ["number", "null"], "maximum": 0}  # the same as a missing field
-_KEEPING = {"anyOf": [_NULL, {"type": "string", "enum": ["keep", "reject"]}]}
+_HOLDING = {"anyOf": [_NULL, {"type": "string", "enum": ["keep", "reject", "merge"]}]}
 _REPLACING = {"on_conflict": {"const": "replace"}, "hold": _NOTHING}
-_MERGING = {"on_conflict": {"const": "merge"}, "hold": _NOTHING, "max_wait": _NOTHING}
 
 BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
@@ -33,9 +32,8 @@ def _decoded(field: str, *needed: str) -> dict[str, Any]:
 _KEYED = {
     "anyOf": [
         _fields(on_conflict=_NULL, hold=_NOTHING, max_wait=_NOTHING),
-        _fields("key", key=_TEXT, on_conflict=_KEEPING, max_wait=_NOTHING),
+        _fields("key", key=_TEXT, on_conflict=_HOLDING, max_wait=_NOTHING),
         _fields("key", "on_conflict", key=_TEXT, **_REPLACING),
-        _fields("key", "on_conflict", key=_TEXT, **_MERGING),
     ]
 }
 
@@ -90,6 +88,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
     "AlterMany": _ALTER,
     "AlterMatching": _ALTER,
     "CompleteIn": [_decoded("result")],
+    "Completed": [_decoded("result", "receipt")],
     "LimitIn": _LIMIT,
     "QueueLimitIn": _LIMIT,
     "ScheduleIn": [

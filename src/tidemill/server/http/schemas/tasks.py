@@ -101,6 +101,18 @@ class CompleteIn(Struct, forbid_unknown_fields=True):
     encoding: Encoding = "json"
 
 
+class Completed(CompleteIn, kw_only=True):
+    """The receipt of a reserved task, and its result: see ``CompleteIn``."""
+
+    receipt: str
+
+
+class CompleteMany(Struct, forbid_unknown_fields=True):
+    """The results of many tasks."""
+
+    results: Annotated[list[Completed], Meta(max_length=10_000)]
+
+
 class FailIn(Struct, forbid_unknown_fields=True):
     """The error of this attempt. With ``retry`` false it is the last attempt."""
 
