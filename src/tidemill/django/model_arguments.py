@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from django.apps import apps
 from django.db import models
 
-from tidemill.core.converters import register_converter
+from tidemill.core.converters import converter_of, register_converter
 from tidemill.errors import CodecError, InvalidOption
 
 M = TypeVar("M", bound=type[models.Model])
+MODEL = "django model"
+"""The entry that names the model, in the key of an instance without an annotated parameter."""
 
 
 def pass_by_key(model: M) -> M:
@@ -49,3 +52,20 @@ def _instance(model: Any, data: dict[str, Any]) -> Any:
 
     instance.refresh_from_db = read_all
     return instance
+
+
+# -- for functions without annotations, as those of django-q -------------------------------------
+
+
+def to_key(value: Any) -> Any:
+    """The key of an instance whose model has ``pass_by_key``; any other value as it is."""
+    if not isinstance(value, models.Model) or converter_of(type(value)) is None:
+        return value
+    return {MODEL: value._meta.label, **_key(value)}
+
+
+def of_key(value: Any) -> Any:
+    """The instance of a key from :func:`to_key`; any other value as it is."""
+    if not isinstance(value, dict) or MODEL not in value:
+        return value
+    return _instance(apps.get_model(value[MODEL]), value)

@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.client.context import this_job
 from tidemill.client.task import Call, Ended, import_task
 from tidemill.core.clock import new_id
+from tidemill.django.model_arguments import of_key, to_key
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.q.results import (
     UNGROUP,
@@ -97,7 +98,8 @@ def call_of(func: Func, args: Any, kwargs: Mapping[str, Any], options: Options) 
             "Q_CLUSTER = {}"
         )
     declare(project_mill())
-    call: Call[Any] = project_mill().call(RUN, path_of(func), list(args), dict(kwargs))
+    named = {name: to_key(value) for name, value in kwargs.items()}
+    call: Call[Any] = project_mill().call(RUN, path_of(func), [*map(to_key, args)], named)
     using: dict[str, Any] = task_defaults()
     tags = []
     if options.get("group"):
@@ -314,10 +316,10 @@ class Chain:
 
 def run(func: str, args: list[Any], kwargs: dict[str, Any], planned_as: str = "") -> Any:
     """Call the function of a job. ``planned_as`` names the keyword for the scheduled time."""
-    job = this_job(None)
+    job, kwargs = this_job(None), {name: of_key(value) for name, value in kwargs.items()}
     if planned_as and job is not None and job.planned is not None:
         kwargs = {**kwargs, planned_as: job.planned.isoformat()}
-    return import_task(func)(*args, **kwargs)
+    return import_task(func)(*map(of_key, args), **kwargs)
 
 
 def hook(ended: Ended, func: str) -> None:

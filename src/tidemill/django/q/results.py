@@ -11,6 +11,7 @@ from tidemill.client.job_handle import Job
 from tidemill.client.task import Ended
 from tidemill.core.job import GROUP, Record, State
 from tidemill.django.framework.results import arguments_of, moment_of
+from tidemill.django.model_arguments import of_key
 from tidemill.django.project import DjangoMill, project_mill
 from tidemill.errors import JobNotFound, ResultTimeout
 
@@ -77,7 +78,8 @@ class Task:
         task = cls(id=envelope.id, name=envelope.id, cluster=envelope.queue)
         if envelope.task != GROUP:
             args, _ = arguments_of(envelope)
-            task.func, task.args, task.kwargs = args[0], tuple(args[1]), args[2]
+            task.func, task.args = args[0], tuple(map(of_key, args[1]))
+            task.kwargs = {name: of_key(value) for name, value in args[2].items()}
         for tag in envelope.tags:
             kind, _, value = tag.partition(":")
             if kind == "group":

@@ -10,7 +10,7 @@ from django.db import IntegrityError
 from django.test import override_settings
 from django.utils import timezone
 from shop import hooks, tasks
-from shop.models import Customer
+from shop.models import Customer, Order
 
 from tidemill import InvalidOption, State
 from tidemill.django import mill
@@ -153,6 +153,16 @@ class Calls(Case):
     def test_a_model_instance_is_refused_with_the_remedy(self):
         with self.assertRaises(CodecError):
             async_task("shop.hooks.multiply", Customer(pk=1, name="Ada"))
+
+    def test_an_instance_of_a_model_with_pass_by_key_travels(self):
+        order, other = Order.objects.create(note="before"), Order.objects.create(note="other")
+        task_id = async_task("shop.hooks.notes_of", order, other=other, hook=hooks.remember)
+        order.note = "after"
+        order.save()
+        self.run_jobs()
+        self.assertEqual(result(task_id), ["after", "other"])
+        self.assertEqual(fetch(task_id).args, (order,))
+        self.assertEqual(fetch(task_id).kwargs, {"other": other})
 
     @override_settings(Q_CLUSTER=None)
     def test_the_setting_must_be_there(self):
