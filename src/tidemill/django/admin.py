@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
+from django.contrib.admin.options import get_content_type_for_model
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -44,6 +46,9 @@ from tidemill.schedules.declare import Schedule as Declared
 from tidemill.schedules.parse import When
 
 PAGE = 100
+ASKED = ("delete", "purge", "remove")
+"""The actions that the admin carries out only after a second page has asked."""
+
 FILTERS = ("state", "queue", "task", "key", "tag", "text", "id")
 
 Action = Callable[[DjangoMill, list[str], Any], str]
@@ -141,13 +146,28 @@ class StoreAdmin(admin.ModelAdmin):
         allowed = getattr(self, f"has_{permission}_permission")
         if not allowed(request):
             raise PermissionDenied
-        names = request.POST.getlist("selected")
+        names, verb = request.POST.getlist("selected"), request.POST["action"]
+        if verb in ASKED and names and not request.POST.get("sure"):
+            title = f"{capfirst(verb)} {counted(len(names), self.opts.model_name)}?"
+            shown = {"title": title, "verb": verb, "names": names, "back": request.get_full_path()}
+            return self._page(request, "sure.html", shown)
         try:
-            messages.success(request, do(mill, names, request))
+            said = do(mill, names, request)
+            self._log(request, names, said, DELETION if verb in ASKED else CHANGE)
+            messages.success(request, said)
         except TidemillError as error:
             messages.error(request, str(error))
         back = request.get_full_path() if request.POST.get("stay") else self._list_url(request)
         return HttpResponseRedirect(back)
+
+    def _log(self, request: Any, names: list[str], said: str, flag: int) -> None:
+        """Write an action into the history of the admin."""
+        content_type = get_content_type_for_model(self.model).pk
+        own = {"content_type_id": content_type, "action_flag": flag, "change_message": said}
+        LogEntry.objects.bulk_create(
+            LogEntry(user_id=request.user.pk, object_id=name, object_repr=name[:200], **own)
+            for name in names
+        )
 
     def _list_url(self, request: Any) -> str:
         if "/change/" in request.path or request.path.endswith("/add/"):
@@ -434,6 +454,7 @@ class ScheduleAdmin(StoreAdmin):
         if form.is_valid():
             try:
                 name = form.save(mill).name
+                self._log(request, [name], "Added.", ADDITION)
             except ScheduleExists as error:
                 form.add_error("name", capfirst(str(error)))
             except (TidemillError, TypeError) as error:

@@ -1,5 +1,6 @@
 """The admin: jobs, queues, schedules and workers, with Django's permissions."""
 
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 from shop import tasks
@@ -28,7 +29,7 @@ class Admin(TidemillTestCase):
         url = reverse(f"admin:tidemill_{kind}_changelist")
         if page:
             url = reverse(f"admin:tidemill_{kind}_change", args=[page])
-        data = {"action": action, "selected": names, **more}
+        data = {"action": action, "selected": names, "sure": "1", **more}
         return self.client.post(url, data, follow=True)
 
     def login_as(self, *permissions):
@@ -236,6 +237,25 @@ class Admin(TidemillTestCase):
         self.assertNotContains(self.page("job"), "shop.tasks.on_second")
         self.assertEqual(self.page("job", store="third").status_code, 404)
         self.assertIsNotNone(result.id)
+
+    def test_a_second_page_asks_before_jobs_are_deleted(self):
+        job = tasks.noop.enqueue()
+        for kind, action, name in (("job", "delete", job.id), ("queue", "purge", "default")):
+            answer = self.act(kind, action, name, sure="")
+            self.assertContains(answer, "No, take me back")
+            self.assertContains(answer, f'name="selected" value="{name}"')
+        self.assertEqual(mill.queues()[0].ready, 1)
+        self.assertEqual(LogEntry.objects.count(), 0)
+
+    def test_actions_are_written_to_the_history_of_the_admin(self):
+        job = tasks.noop.enqueue()
+        self.act("queue", "pause", "default")
+        self.add(name="nightly", task="shop.tasks.add", arguments="[1, 2]", every="1 hour")
+        self.act("job", "delete", job.id)
+        entries = LogEntry.objects.order_by("pk").values_list("object_id", "action_flag")
+        expected = [("default", CHANGE), ("nightly", ADDITION), (job.id, DELETION)]
+        self.assertEqual([*entries], expected)
+        self.assertContains(self.client.get(reverse("admin:index")), job.id)
 
     def test_permissions_are_kept(self):
         job = tasks.noop.enqueue()
