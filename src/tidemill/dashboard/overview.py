@@ -197,7 +197,8 @@ class Problem(NamedTuple):
 def worker_command(page: Page, queue: str = "") -> str:
     """The command that starts a worker, for a queue."""
     own = f" -Q {shlex.quote(queue)}" if queue else ""
-    return f"tidemill worker {shlex.quote(page.dashboard.app)}{own}"
+    known = page.mill.runtime.worker_command
+    return f"{known or f'tidemill worker {shlex.quote(page.dashboard.app)}'}{own}"
 
 
 def problems(page: Page) -> list[Problem]:

@@ -78,6 +78,11 @@ class Dashboard(TidemillTestCase):
         self.assertEqual(self.send(f"{path}/resume"), 403)
         self.assertTrue(mill.queues()[0].paused)
 
+    def test_commands_are_those_of_the_project(self):
+        tasks.add.enqueue(1, 2)
+        self.client.force_login(User.objects.create_superuser("root"))
+        self.assertContains(self.client.get("/tidemill/workers"), "manage.py tidemill worker")
+
     def test_an_export_has_all_jobs(self):
         for number in range(3):
             tasks.add.enqueue(number, 2)
