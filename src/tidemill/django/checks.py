@@ -59,9 +59,12 @@ def problems(given: Any, where: str) -> list[checks.CheckMessage]:
     return [*_of_store(read, where), *_of_join(read, where)]
 
 
-def app_missing(alias: str) -> list[checks.CheckMessage]:
-    """A warning when ``TASKS`` names the backend, and the project has not installed the app."""
-    if apps.is_installed("tidemill.django"):
+def app_missing(alias: str, url: str | None) -> list[checks.CheckMessage]:
+    """A warning when ``TASKS`` names the backend, and the project has not installed the app.
+
+    A site with a store outside of its database may only put jobs: then there is no warning.
+    """
+    if apps.is_installed("tidemill.django") or (url and not database_of(url)):
         return []
     return [
         checks.Warning(

@@ -249,7 +249,7 @@ class _Backend:
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
         """System checks; no store and no connection is opened."""
         found = problems(self.options, self._where) if self.options else []
-        return [*found, *app_missing(self.alias)]
+        return [*found, *app_missing(self.alias, self.options.get("URL"))]
 
     # -- tasks ------------------------------------------------------------------------------------
 

@@ -531,6 +531,13 @@ class Settings(SimpleTestCase):
         self.assertEqual((warning.id, warning.level), ("tidemill.W003", checks.WARNING))
         self.assertIn("'tidemill.django'", warning.hint)
 
+    def test_a_site_that_only_puts_jobs_into_a_store_elsewhere_needs_no_app(self):
+        away = tidemill.django.TaskBackend("away", {"OPTIONS": {"URL": "redis://jobs.example"}})
+        inside = tidemill.django.TaskBackend("inside", {"OPTIONS": {"URL": "django://other"}})
+        with self.modify_settings(INSTALLED_APPS={"remove": "tidemill.django"}):
+            self.assertEqual([each.id for each in away.check()], [])
+            self.assertIn("tidemill.W003", [each.id for each in inside.check()])
+
     @override_settings(
         TASKS={
             "default": {
