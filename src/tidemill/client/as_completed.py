@@ -26,6 +26,10 @@ Waited = tuple[str, Callable[[str, Record | None], H]]
 """The id of a job, and the function that makes a handle from the id and the record."""
 
 
+_End = tuple[H, Record | None, bool]
+"""The handle of a job that has ended, its record if it is still kept, and True for success."""
+
+
 class Completed(Generic[H]):
     """The iterable that ``as_completed`` returns, for ``for`` and ``async for``.
 
@@ -56,8 +60,8 @@ class Completed(Generic[H]):
         watch = _Watch(self._runtime, self._waited(), self._count, self._seconds)
         with open_bar(self._count, show=self._progress) as bar:
             while (ended := watch.next_ended(LONGEST_POLL)) is not None:
-                for handle, failed in ended:
-                    bar.step(failed=failed)
+                for handle, record, good in ended:
+                    bar.step(record, good=good)
                     yield handle
 
     async def __aiter__(self) -> AsyncIterator[H]:
@@ -68,8 +72,8 @@ class Completed(Generic[H]):
             # Each wait is short, so that a cancelled iteration frees its thread soon.
             while (ended := await self._runtime.patiently(watch.next_ended, look)) is not None:
                 look = FIRST_POLL if ended else min(2 * look, LONGEST_POLL)
-                for handle, failed in ended:
-                    bar.step(failed=failed)
+                for handle, record, good in ended:
+                    bar.step(record, good=good)
                     yield handle
 
 
@@ -90,10 +94,10 @@ class _Watch(Generic[H]):
         self._room = PAGE
         self._watched: list[Waited[H]] = []
 
-    def next_ended(self, longest: float) -> list[tuple[H, bool]] | None:
+    def next_ended(self, longest: float) -> list[_End[H]] | None:
         """Wait up to ``longest`` seconds for jobs to end.
 
-        Returns their handles, each with True if the job failed; None after the last job.
+        Returns their ends; None after the last job.
         """
         self._watched += itertools.islice(self._unwatched, self._room - len(self._watched))
         if not self._watched:
@@ -108,8 +112,8 @@ class _Watch(Generic[H]):
             self._watch_more(longest)
         return ended
 
-    def _take(self, records: list[Record | None]) -> list[tuple[H, bool]]:
-        ended: list[tuple[H, bool]] = []
+    def _take(self, records: list[Record | None]) -> list[_End[H]]:
+        ended: list[_End[H]] = []
         watched: list[Waited[H]] = []
         for one, record in zip(self._watched, records, strict=True):
             if record is None or record.state.finished:
@@ -118,7 +122,7 @@ class _Watch(Generic[H]):
                     good = self._jobs.was_here(job_id)
                 else:
                     good = record.state is State.SUCCEEDED
-                ended.append((handle(job_id, record), not good))
+                ended.append((handle(job_id, record), record, good))
             else:
                 watched.append(one)
                 self._unfinished = record

@@ -84,6 +84,12 @@ def members_of(broker: JobStore, group_id: str, count: int) -> Iterator[tuple[st
         yield from zip(ids, broker.wait_for(ids, 0), strict=True)
 
 
+def some_failed(broker: JobStore, group_id: str, count: int) -> list[Record]:
+    """The latest failed jobs of a group, without those behind many other failed jobs."""
+    failed = frozenset({State.FAILED})
+    return broker.find(Filter(id_prefix=f"{group_id}.", states=failed, look=2000), count).records
+
+
 def group_results(
     broker: JobStore, group_id: str, *, lenient: bool = False, keys: Sequence[bytes] = ()
 ) -> list[Any]:

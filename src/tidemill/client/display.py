@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+LINES_MOST = 10
+"""The most failures that have a line above a progress bar."""
+
 _TEXT_MOST = 2000
 _LEFT = 'style="text-align:left"'
 
@@ -98,19 +101,37 @@ def plot(numbers: QueueNumbers, ax: Any) -> Any:
 
 
 class Bar:
-    """The numbers of ended and failed jobs, in a row of ``rows`` if the bar is visible."""
+    """The numbers of ended and failed jobs, in a row of ``rows`` if the bar is visible.
+
+    Attributes:
+        told: ids of the jobs whose failures have a line above a visible bar.
+    """
 
     def __init__(self, total: int | None, rows: Progress | None = None) -> None:
         self.shown = rows is not None
+        self.told = set[str]()
         self._total, self._done, self._failed = total, 0, 0
         self._rows = rows
         if rows is not None:
             self._row = rows.add_task("", total=total)
             self.move(0, 0)
 
-    def step(self, *, failed: bool) -> None:
-        """Count one more ended job."""
-        self.move(self._done + 1, self._failed + failed)
+    def step(self, failed: Record | None, *, good: bool) -> None:
+        """Count one more ended job, which may have no record any more."""
+        self.move(self._done + 1, self._failed + (not good))
+        if failed is not None and not good:
+            self.tell([failed])
+
+    def tell(self, failed: Iterable[Record]) -> None:
+        """Show each failure as one line above a visible bar; of many failures the first ones."""
+        for record in failed:
+            job_id = record.envelope.id
+            if self._rows is None or job_id in self.told or len(self.told) >= LINES_MOST:
+                continue
+            self.told.add(job_id)
+            text = f"{record.envelope.task} {job_id} {record.state}: {record.latest_error}"
+            line = "".join(c if c.isprintable() else " " for c in text)
+            self._rows.console.out(line[: self._rows.console.width - 1], highlight=False)
 
     def move(self, done: int, failed: int, total: int | None = None) -> None:
         """Set the numbers of ended jobs and of failed jobs."""

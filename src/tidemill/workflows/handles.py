@@ -18,8 +18,9 @@ from tidemill.client.compositions import (
     members_of,
     retry_all,
     size_of,
+    some_failed,
 )
-from tidemill.client.display import Bar, html_table, open_bar
+from tidemill.client.display import LINES_MOST, Bar, html_table, open_bar
 from tidemill.client.explain import no_worker
 from tidemill.client.job_handle import FOREVER, Job
 from tidemill.client.threads import in_thread
@@ -186,6 +187,8 @@ class JobGroup(Generic[R]):
             record = self.refresh()
             count = size_of(self._runtime.job_store, record)
             bar.move(max(0, (count or 0) - record.pending), record.failures, count)
+            if bar.shown and len(bar.told) < min(record.failures, LINES_MOST):
+                bar.tell(some_failed(self._runtime.job_store, self.id, LINES_MOST))
 
     def result(
         self,

@@ -220,6 +220,11 @@ class Terminal:
 
         eventually(is_there, text)
 
+    @property
+    def written(self) -> str:
+        """The text that has come."""
+        return self._written.decode()
+
     def close(self) -> None:
         self.file.close()
         os.close(self._read)
@@ -246,6 +251,30 @@ def test_a_bar_in_a_terminal(
         within.setattr(sys, "stderr", terminal.file)
         show(handle, how)
     terminal.wait_text("3 of 3 ended, 1 failed")
+    terminal.wait_text(f"boom {handle[1].id} failed: ValueError: no\r\n")
+
+
+@pytest.mark.parametrize("how", ["wait", "as_completed"])
+def test_each_of_ten_failures_is_one_plain_line_above_the_bar(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, how: str
+) -> None:
+    def wild(number: int) -> None:
+        raise ValueError(f"\x1b[41m no\n{number}")
+
+    handle = mill.enqueue(map_many(mill.task(name="wild", retries=0)(wild), range(12)))
+    run_all(mill)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with monkeypatch.context() as within:
+        within.setattr(sys, "stderr", terminal.file)
+        if how == "wait":
+            handle.wait(30, progress=True)
+        else:
+            assert len(list(handle.as_completed(30, progress=True))) == 12
+    terminal.file.write("the end")
+    terminal.wait_text("the end")
+    assert terminal.written.count(" failed: ValueError:  [41m no ") == 10
+    assert "\x1b[41m" not in terminal.written
 
 
 @pytest.mark.parametrize("how", ["wait", "as_completed", "aresult"])
