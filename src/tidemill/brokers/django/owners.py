@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +26,7 @@ from tidemill.brokers.rules.settle import release_owner
 from tidemill.brokers.rules.transitions import store_moved
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
-from tidemill.brokers.shared.owners import Ended, Row
-from tidemill.brokers.shared.remote_owners import SignOfLife
+from tidemill.brokers.shared.owners import Causes, Ended, Proof, Row
 from tidemill.brokers.shared.waits import Until
 from tidemill.core.job import Owner
 from tidemill.core.signals import restart_on_signal
@@ -158,14 +157,7 @@ class Owners(shared.Owners[AttachedOwner]):
         answering = time.monotonic() - self._store.database.since
         return answering >= self._store.address.owner_lease
 
-    def _let_go(
-        self,
-        owner_id: str,
-        causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None,
-        *,
-        brisk: bool,
-    ) -> int | None:
+    def _let_go(self, owner_id: str, causes: Causes, proof: Proof, *, brisk: bool) -> int | None:
         def work(jobs: StoredJobs) -> int | None:
             found = jobs.rows.execute(_LISTED + " WHERE id = %s", [owner_id])
             if not found:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.lmdb.engine.environment import translated
@@ -19,7 +19,7 @@ from tidemill.brokers.lmdb.settle import strike
 from tidemill.brokers.lmdb.transitions import Commit, Transitions
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
-from tidemill.brokers.shared.owners import Ended, Row
+from tidemill.brokers.shared.owners import Causes, Ended, Proof, Row
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.brokers.shared.waits import Parked, Until
 from tidemill.core.files import Folder
@@ -136,14 +136,7 @@ class Owners(shared.Owners[LocalOwner]):
     def _list(self, attached: LocalOwner, before: LocalOwner | None) -> None:
         self._commit(lambda commit: list_owner(commit, attached.number, attached.owner))
 
-    def _let_go(
-        self,
-        owner_id: str,
-        causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None,
-        *,
-        brisk: bool,
-    ) -> int | None:
+    def _let_go(self, owner_id: str, causes: Causes, proof: Proof, *, brisk: bool) -> int | None:
         def apply(commit: Transitions) -> int | None:
             for number, owner in owner_rows(commit.txn, commit.t):
                 if owner.id == owner_id and self._is_proven(commit, number, owner, proof):
@@ -155,9 +148,7 @@ class Owners(shared.Owners[LocalOwner]):
 
         return self._commit(apply, patience=self._store.commits.brisk if brisk else None)
 
-    def _is_proven(
-        self, commit: Transitions, number: int, owner: Owner, proof: Row | SignOfLife | None
-    ) -> bool:
+    def _is_proven(self, commit: Transitions, number: int, owner: Owner, proof: Proof) -> bool:
         """Whether the proof of an owner's death still holds."""
         if isinstance(proof, Row):
             return number == proof.number and not self._liveness.alive(number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +20,7 @@ from tidemill.brokers.postgres.owner import AttachedOwner
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT
-from tidemill.brokers.shared.owners import Row, folder_here
+from tidemill.brokers.shared.owners import Causes, Proof, Row, folder_here
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.core.job import Owner, Record
 
@@ -91,14 +91,7 @@ class Owners(shared.Owners[AttachedOwner]):
     def _trusts(self) -> bool:
         return self._session.lasted()
 
-    def _let_go(
-        self,
-        owner_id: str,
-        causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None,
-        *,
-        brisk: bool,
-    ) -> int | None:
+    def _let_go(self, owner_id: str, causes: Causes, proof: Proof, *, brisk: bool) -> int | None:
         ran = causes or {}
         held: int | None = self._session.once(
             "let_go",

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from tidemill.brokers.redis.wakeup import Wakeup
 from tidemill.brokers.shared import owners as shared
 from tidemill.brokers.shared.liveness import Liveness
 from tidemill.brokers.shared.lost_jobs import MOST_LOOKED_AT
-from tidemill.brokers.shared.owners import Ended, Row, folder_here
+from tidemill.brokers.shared.owners import Causes, Ended, Proof, Row, folder_here
 from tidemill.brokers.shared.remote_owners import SignOfLife
 from tidemill.brokers.shared.waits import Until
 from tidemill.core.clock import new_id
@@ -205,14 +205,7 @@ class Owners(shared.Owners[AttachedOwner]):
         check_moved(answer)
         attached.sleeper.ready()
 
-    def _let_go(
-        self,
-        owner_id: str,
-        causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None,
-        *,
-        brisk: bool,
-    ) -> int | None:
+    def _let_go(self, owner_id: str, causes: Causes, proof: Proof, *, brisk: bool) -> int | None:
         lines = self._lines_for(brisk)
         kind = b"lost" if causes is None else b""
         arguments = [b"release", owner_id.encode(), kind, _condition(proof)]
@@ -291,7 +284,7 @@ def _rows(lines: ServerConnections) -> list[Row]:
     return [Row(_OWNER.decode(owner), int(number), late / MICRO) for owner, number, late in found]
 
 
-def _condition(proof: Row | SignOfLife | None) -> bytes:
+def _condition(proof: Proof) -> bytes:
     """The condition of a release, which the store checks first."""
     if isinstance(proof, SignOfLife):
         assert isinstance(proof.word, bytes)  # a silent owner has a word

@@ -65,6 +65,13 @@ class Row(msgspec.Struct, frozen=True):
     late: float
 
 
+Proof = Row | SignOfLife | None
+"""The last sign of life of an owner that is given up; None for an owner that needs no proof."""
+
+Causes = Mapping[int, str] | None
+"""Which jobs of a dead owner ran, and their errors; None without a witness: ``Broker.release``."""
+
+
 class AttachedOwner(abc.ABC):
     """An owner whose calls this process makes, and its place to sleep."""
 
@@ -189,14 +196,7 @@ class Owners(abc.ABC, Generic[A]):
         """True when every living owner has had the time to renew its lease."""
 
     @abc.abstractmethod
-    def _let_go(
-        self,
-        owner_id: str,
-        causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None,
-        *,
-        brisk: bool,
-    ) -> int | None:
+    def _let_go(self, owner_id: str, causes: Causes, proof: Proof, *, brisk: bool) -> int | None:
         """Take an owner off the list; see ``Broker.release``. Return the number of its leases.
 
         Does nothing, and returns None, if the owner is not listed, or has shown since the ``proof``
@@ -344,17 +344,12 @@ class Owners(abc.ABC, Generic[A]):
         for attached in list(self._by_id.values()):
             self._drop(attached)
 
-    def release(self, owner_id: str, causes: Mapping[int, str] | None) -> int:
+    def release(self, owner_id: str, causes: Causes) -> int:
         """Take an owner of any process off the list, and log its failed jobs."""
         return self._give_back(owner_id, causes, None) or 0
 
     def _give_back(
-        self,
-        owner_id: str,
-        causes: Mapping[int, str] | None,
-        proof: Row | SignOfLife | None,
-        *,
-        brisk: bool = False,
+        self, owner_id: str, causes: Causes, proof: Proof, *, brisk: bool = False
     ) -> int | None:
         """Take an owner off the list, and log its failed jobs; see `_let_go`."""
         ids = self._held_by(owner_id, brisk=brisk) if causes is None else []
