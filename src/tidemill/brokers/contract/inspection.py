@@ -8,15 +8,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tidemill.brokers.contract.history_rows import QUEUE_STATES, QUEUE_TOTALS
 from tidemill.core.job import Owner, Record, State
 from tidemill.errors import InvalidOption
 
-_UNKNOWN = frozenset(
-    {
-        *("scheduled", "running", "oldest"),
-        *("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged"),
-    }
-)
+_UNKNOWN = frozenset({"scheduled", "running", "oldest", *QUEUE_TOTALS})
 
 
 class QueueStats(msgspec.Struct, kw_only=True):
@@ -150,10 +146,7 @@ class Page(msgspec.Struct):
     cursor: str = ""
 
 
-TOTALS = (
-    *("waiting", "scheduled", "ready", "running"),
-    *("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged"),
-)
+TOTALS = (*QUEUE_STATES, *QUEUE_TOTALS)
 """The numbers of queues that are summed over all queues."""
 
 

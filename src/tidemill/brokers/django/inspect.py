@@ -16,7 +16,7 @@ from tidemill.brokers.contract.inspection import (
     number_of,
 )
 from tidemill.brokers.django.rows import SELECT, SELECT_LISTED, STATES, item_of, listed_row
-from tidemill.brokers.django.tables import Rows
+from tidemill.brokers.django.tables import QUEUE_COLUMNS, Rows
 from tidemill.core.envelope import decode_envelope
 from tidemill.core.job import Record, State
 
@@ -126,17 +126,11 @@ def ahead(rows: Rows, job_id: str, most: int) -> int:
     return int(rows.execute(_AHEAD, [job_id.replace("\0", ""), most])[0][0])
 
 
-_QUEUE = (
-    *("name", "paused", "max_size", "accepted", "succeeded", "failed", "cancelled", "expired"),
-    *("retried", "purged"),
-)
-
-
 def stats(rows: Rows) -> list[QueueStats]:
     """Every queue, by name."""
     shown: dict[str, QueueStats] = {}
-    for values in rows.execute(f"SELECT {', '.join(_QUEUE)} FROM tidemill_queue", []):
-        row = QueueStats(**dict(zip(_QUEUE, values, strict=True)))
+    for values in rows.execute(f"SELECT {', '.join(QUEUE_COLUMNS)} FROM tidemill_queue", []):
+        row = QueueStats(**dict(zip(QUEUE_COLUMNS, values, strict=True)))
         row.paused = bool(row.paused)
         shown[row.name] = row
     counts = rows.execute(

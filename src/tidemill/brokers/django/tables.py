@@ -199,7 +199,7 @@ class HeldKeys(MutableMapping[str, tuple[float, str]]):
 # -- queues ----------------------------------------------------------------------------------------
 
 _TOTALS = ("accepted", "succeeded", "failed", "cancelled", "expired", "retried", "purged")
-_QUEUE = ("name", "paused", "max_size", *_TOTALS)
+QUEUE_COLUMNS = ("name", "paused", "max_size", *_TOTALS)
 
 
 _SPARE = 1000
@@ -281,7 +281,9 @@ class Queues(MutableMapping[str, Queue]):
         """The statements that read these queues; :meth:`load` takes their rows."""
         new = [name for name in dict.fromkeys(names) if name not in self._known]
         self._known.update(new)
-        return select_in(f"SELECT {', '.join(_QUEUE)} FROM tidemill_queue WHERE name IN", new)
+        return select_in(
+            f"SELECT {', '.join(QUEUE_COLUMNS)} FROM tidemill_queue WHERE name IN", new
+        )
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add the queues that rows store."""
@@ -322,6 +324,6 @@ class Queues(MutableMapping[str, Queue]):
         self._gone.clear()
         changed = [row for row in self._read.values() if row.values() != row.before]
         rows = [(row.name, *row.values()) for row in changed]
-        self._rows.upsert("tidemill_queue", ["name"], _QUEUE, rows)
+        self._rows.upsert("tidemill_queue", ["name"], QUEUE_COLUMNS, rows)
         for row in self._read.values():
             row.flushed()

@@ -36,6 +36,8 @@ from typing import NamedTuple
 
 import lmdb
 
+from tidemill.brokers.contract.history_rows import QUEUE_TOTALS
+
 FORMAT = 1
 """The format number; it grows when an older tidemill can no longer read new data."""
 
@@ -54,10 +56,6 @@ HELD, UNUSED = 2, 3
 """The clocks of entries that wake nobody when they come due."""
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q7QBB")  # the fields of ``Row`` from number to forgotten
-
-
-TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
-"""The totals in a row, since the store was made or the queue was last forgotten."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -110,12 +108,12 @@ class Row:
     @property
     def is_listed(self) -> bool:
         """False for a queue that was forgotten and not used again."""
-        used = (self.size, self.paused, self.max_size, *(getattr(self, n) for n in TOTALS))
+        used = (self.size, self.paused, self.max_size, *(getattr(self, n) for n in QUEUE_TOTALS))
         return not self.forgotten or any(used)
 
     def forget(self) -> None:
         """Reset the totals and settings; keep the queue's number, which other records use."""
-        for total in TOTALS:
+        for total in QUEUE_TOTALS:
             setattr(self, total, 0)
         self.paused = self.max_size = 0
         self.forgotten, self.dirty = 1, True

@@ -12,23 +12,29 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.postgres.encoding import blobs, ints, texts
-from tidemill.brokers.shared import folded_history
-from tidemill.brokers.shared.folded_history import Added, Key, sum_rows
+from tidemill.brokers.shared.folded_history import (
+    Added,
+    FoldedHistory,
+    Key,
+    decode,
+    encode,
+    encoded_sum,
+    rows_between,
+    sum_rows,
+)
 
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(HistoryRow).decode
 _decode_all = msgspec.msgpack.Decoder(list[HistoryRow]).decode
 
 
 def pack_history(rows: Sequence[HistoryRow]) -> bytes:
     """The rows of a step as one value."""
-    return _encode(rows)
+    return encode(rows)
 
 
-class HistoryTable:
+class HistoryTable(FoldedHistory):
     """The rows of one store."""
 
     def __init__(self, session: Session) -> None:
@@ -40,16 +46,9 @@ class HistoryTable:
         """The rows of a time range, by period and name."""
         types = "%s::text, %s::int, %s::bigint, %s::bigint, %s::text"
         found = self._rows(f"history_of({types})", [kind, span, since, until, name])
-        sums = [_decode(data) for is_sum, data in found if is_sum]
-        news = [
-            row
-            for is_sum, data in found
-            if not is_sum
-            for row in _decode_all(data)
-            if (row.kind, row.span) == (kind, span)
-            and since <= row.at < until
-            and name in ("", row.name)
-        ]
+        sums = [decode(data) for is_sum, data in found if is_sum]
+        new = (row for is_sum, data in found if not is_sum for row in _decode_all(data))
+        news = rows_between(new, kind, span, since, until, name)
         if news:
             sums = list(sum_rows([*sums, *news]).values())
             sums.sort(key=lambda row: (row.at, row.name))
@@ -59,14 +58,6 @@ class HistoryTable:
         """The kinds and spans that have rows, in order."""
         self.fold()
         return sorted((kind, span) for kind, span in self._rows("history_kinds()", []))
-
-    def keep(self, rows: Sequence[HistoryRow]) -> None:
-        """Replace rows, or delete rows without counts and without a sample."""
-        folded_history.keep(self, rows)
-
-    def fold(self) -> None:
-        """Store the sums of all added rows, unless another client does the same."""
-        folded_history.fold(self)
 
     # -- the calls of folded_history ------------------------------------------------------------
 
@@ -78,10 +69,10 @@ class HistoryTable:
     def sums(self, keys: Sequence[Key]) -> tuple[Any, list[HistoryRow | None]]:
         types = "%s::bigint[], %s::text[], %s::bigint[], %s::text[]"
         ((changes, stored),) = self._rows(f"history_sums({types})", _names(keys))
-        return changes, [None if data is None else _decode(data) for data in stored]
+        return changes, [None if data is None else decode(data) for data in stored]
 
     def change(self, added: Added, sums: dict[Key, HistoryRow], *, durable: bool) -> bool:
-        packed = [_encode(row) if row.counts or row.sample else b"" for row in sums.values()]
+        packed = [encoded_sum(row) for row in sums.values()]
         arguments = [added.changes, ints(added.entries), *_names(list(sums)), blobs(packed)]
         types = "bigint, bigint[], bigint[], text[], bigint[], text[], bytea[]"
         return bool(self._session.once("change_history", arguments, types, plain=True))

@@ -10,6 +10,7 @@ import msgspec
 from tidemill.brokers.contract.broker import KEEP_ATTEMPTS
 from tidemill.brokers.contract.inspection import (
     LOOK_MOST,
+    TOTALS,
     Filter,
     Page,
     QueueStats,
@@ -27,20 +28,9 @@ _STATES = tuple(State)
 _SCAN = 2000
 """Jobs that one query reads when the filter looks inside envelopes."""
 
-_COLUMNS = (
-    *("seq", "rank", "tries", "losses", "due", "expires", "cancelling", "trail", "envelope"),
-    *("state", "attempt", "error", "finished", "result", "last", "last_leased", "started", "ended"),
-    *("last_worker", "leased", "worker", "progress", "total", "progress_text", "log"),
-    *("pending", "failures"),
-)
-_COUNTS = (
-    *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed", "retried"),
-    *("cancelled", "expired", "purged"),
-)
-
 
 class _Row(msgspec.Struct):
-    """A row of the view ``shown``."""
+    """A row of the view ``shown``, and two columns of its lease."""
 
     seq: int
     rank: int
@@ -109,6 +99,7 @@ class _Row(msgspec.Struct):
         )
 
 
+_OF_LEASE = ("token", "deadline")
 _WITHOUT_BODY = """CASE WHEN body IS NULL THEN envelope ELSE overlay(envelope
     PLACING E'\\\\xc400'::bytea FROM length(envelope) - body[1] - body[2] + 1 FOR body[1]) END"""
 
@@ -116,12 +107,12 @@ _WITHOUT_BODY = """CASE WHEN body IS NULL THEN envelope ELSE overlay(envelope
 def _select(session: Session, *, listed: bool = False) -> str:
     """Select records; with ``listed`` as lists show them."""
     schema = session.address.schema
-    columns = dict(zip(_COLUMNS, _COLUMNS, strict=True))
+    columns = {name: name for name in _Row.__struct_fields__ if name not in _OF_LEASE}
     if listed:
         columns |= {"envelope": _WITHOUT_BODY, "result": "NULL", "log": "NULL"}
     of_lease = ", ".join(
         f'(SELECT {column} FROM "{schema}".lease WHERE lease.seq = shown.seq)'
-        for column in ("token", "deadline")
+        for column in _OF_LEASE
     )
     return f'SELECT {", ".join(columns.values())}, {of_lease} FROM "{schema}".shown WHERE '
 
@@ -252,7 +243,7 @@ def stats(session: Session) -> list[QueueStats]:
             paused=paused,
             max_size=max_size,
             oldest=decode_envelope(oldest).created if oldest else 0.0,
-            **dict(zip(_COUNTS, (count or 0 for count in counts), strict=True)),
+            **dict(zip(TOTALS, (count or 0 for count in counts), strict=True)),
         )
         for name, paused, max_size, counts, oldest in rows
     ]

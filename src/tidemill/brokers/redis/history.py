@@ -8,26 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.redis.connections import ServerConnections
-from tidemill.brokers.shared import folded_history
-from tidemill.brokers.shared.folded_history import Added, Key, sum_rows
+from tidemill.brokers.shared.folded_history import (
+    FOLD_MOST,
+    Added,
+    FoldedHistory,
+    Key,
+    decode,
+    encode,
+    encoded_sum,
+    rows_between,
+    sum_rows,
+)
 
 _PERIODS_MOST = 200
 """Periods that one call reads."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(HistoryRow).decode
-
 
 def pack_history(rows: Sequence[HistoryRow]) -> list[bytes]:
     """The rows of history of a step, as arguments."""
-    return [b"%d" % len(rows), *map(_encode, rows)]
+    return [b"%d" % len(rows), *map(encode, rows)]
 
 
-class HistoryTable:
+class HistoryTable(FoldedHistory):
     """The rows of one store."""
 
     def __init__(self, lines: ServerConnections) -> None:
@@ -46,14 +50,8 @@ class HistoryTable:
             fresh, *found = self._lines.call("history", b"range", *where, b"%d" % since, *more)
             periods = [int(at) for at in found[::2]]
             end = periods[-1] + 1 if len(periods) == _PERIODS_MOST else until
-            sums = [_decode(data) for sums in found[1::2] for data in sums[1::2]]
-            news = [
-                row
-                for row in map(_decode, fresh)
-                if (row.kind, row.span) == (kind, span)
-                and since <= row.at < end
-                and name in ("", row.name)
-            ]
+            sums = [decode(data) for sums in found[1::2] for data in sums[1::2]]
+            news = rows_between(map(decode, fresh), kind, span, since, end, name)
             rows += sum_rows([*sums, *news]).values()
             since = end
         return sorted(rows, key=lambda row: (row.at, row.name))
@@ -65,33 +63,28 @@ class HistoryTable:
         pairs = (name.decode().partition(":") for name in found)
         return sorted((kind, int(span)) for span, _, kind in pairs)
 
-    def keep(self, rows: Sequence[HistoryRow]) -> None:
-        """Replace rows. A row without counts and without a sample is deleted."""
-        folded_history.keep(self, rows)
-
     def has_many(self) -> bool:
         """Whether steps of this process have added many rows since it folded last."""
-        return self.unfolded >= folded_history.FOLD_MOST
+        return self.unfolded >= FOLD_MOST
 
     def fold(self) -> None:
-        """Store the sums of all added rows, unless another client does the same."""
         self.unfolded = 0
-        folded_history.fold(self)
+        super().fold()
 
     # -- the calls of folded_history ------------------------------------------------------------
 
     def added(self, most: int) -> Added:
         changes, packed = self._lines.call("history", b"added", b"%d" % most)
         entries = b"%d" % len(packed)
-        return Added(changes, entries, [_decode(row) for row in packed], len(packed) == most)
+        return Added(changes, entries, [decode(row) for row in packed], len(packed) == most)
 
     def sums(self, keys: Sequence[Key]) -> tuple[Any, list[HistoryRow | None]]:
         names = [part for key in keys for part in _name(key)]
         changes, *stored = self._lines.call("history", b"sums", *names)
-        return changes, [_decode(data) if data else None for data in stored]
+        return changes, [decode(data) if data else None for data in stored]
 
     def change(self, added: Added, sums: dict[Key, HistoryRow], *, durable: bool) -> bool:
-        args = [arg for key, row in sums.items() for arg in (*_name(key), _sum(row))]
+        args = [arg for key, row in sums.items() for arg in (*_name(key), encoded_sum(row))]
         args = [b"change", added.changes, added.entries, *args]
         return bool(self._lines.call("history_change", *args, once=True, replicated=durable))
 
@@ -99,7 +92,3 @@ class HistoryTable:
 def _name(key: Key) -> tuple[bytes, ...]:
     span, at, kind, name = key
     return b"%d" % span, b"%d" % at, kind.encode(), name.encode()
-
-
-def _sum(row: HistoryRow) -> bytes:
-    return _encode(row) if row.counts or row.sample else b""

@@ -6,7 +6,14 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, matches, number_of
+from tidemill.brokers.contract.inspection import (
+    TOTALS,
+    Filter,
+    Page,
+    QueueStats,
+    matches,
+    number_of,
+)
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.redis.durability import read_info, server_facts
 from tidemill.brokers.redis.record import STATES, read_record
@@ -22,11 +29,6 @@ _SCAN_IDS = 10_000
 
 _GET_MOST = 1000
 _QUEUES_MOST = b"50"
-
-_COUNTERS = (
-    *("waiting", "scheduled", "ready", "running", "accepted", "succeeded", "failed"),
-    *("retried", "cancelled", "expired", "purged"),
-)
 
 
 class Inspection:
@@ -115,5 +117,5 @@ def _stats(queue: bytes, row: Sequence[bytes], oldest: bytes) -> QueueStats:
         paused=bool(values["paused"]),
         max_size=values["max_size"],
         oldest=decode_envelope(oldest).created if oldest else 0.0,
-        **{name: values.get(name, 0) for name in _COUNTERS},
+        **{name: values.get(name, 0) for name in TOTALS},
     )
