@@ -118,7 +118,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._body_left = _body_length(self.headers)
-        self.scope["tidemill.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        own = {
+            "tidemill.abort": self.transport.abort,
+            "tidemill.is_closing": self.transport.is_closing,
+        }
+        self.scope.update(own)  # type: ignore[typeddict-item]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -197,8 +197,15 @@ class Exchange:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client is known to have left, since a call of :meth:`leaving`."""
-        return self._leaving is not None and self._leaving.done()
+        """True when the client has left, and since then :meth:`leaving` was called.
+
+        A connection that closes drops what is written, some turns of the event loop before the task
+        of :meth:`leaving` ends. So the connection is asked, too.
+        """
+        closes = self.scope.get("tidemill.is_closing")
+        return self._leaving is not None and (
+            self._leaving.done() or (closes is not None and closes())
+        )
 
     def end(self) -> None:
         """Free what the exchange holds."""
