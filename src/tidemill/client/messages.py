@@ -16,12 +16,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
-from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.client.job_handle import FOREVER
 from tidemill.client.threads import cancel_later, in_thread
 from tidemill.core.clock import clock, new_id
@@ -31,11 +31,19 @@ from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Lease, Outcome, Owner, Verdict
 from tidemill.core.locks import Condition, Lock
 from tidemill.core.signatures import refusal, trusted
-from tidemill.errors import CodecError, InvalidOption, LeaseLost, StoreBusy, TidemillError
+from tidemill.errors import (
+    CodecError,
+    FeatureMissing,
+    InvalidOption,
+    LeaseLost,
+    StoreBusy,
+    TidemillError,
+)
 
 if TYPE_CHECKING:
     import asyncio
 
+    from tidemill.brokers.contract.caller_transactions import CallerTransactions
     from tidemill.runtime import Runtime
 
 log = logging.getLogger("tidemill")
@@ -132,9 +140,31 @@ class Message:
         """True for a message with ``ttr=0``."""
         return not self.ttr
 
-    def ack(self) -> bool:
-        """Acknowledge the message, which deletes it. False when the lease was lost."""
-        return self._settle(Outcome.SUCCESS)
+    def ack(self, *, txn: Any = None) -> bool:
+        """Acknowledge the message, which deletes it. False when the lease was lost.
+
+        With ``txn``, your own open transaction, the message is deleted if and only if the
+        transaction commits. Otherwise it comes back when its ttr is over; ``release`` brings it
+        back at once. The end of the message's block then does nothing.
+
+        Raises:
+            LeaseLost: the lease was lost, and ``txn`` must not commit.
+        """
+        if txn is None:
+            return self._settle(Outcome.SUCCESS)
+        broker = self._runtime.broker
+        if Feature.TRANSACTIONS not in broker.features:
+            why = lacks(broker.url, Feature.TRANSACTIONS, "ack(txn=)")
+            raise FeatureMissing(f"{why}; commit your rows first, then call ack()")
+        inside = cast("CallerTransactions", broker)
+        verdict = Verdict(self._token, Outcome.SUCCESS, started=self._leased, ended=clock.wall())
+        if not inside.settle_inside(self._owner, verdict, txn):
+            raise LeaseLost(
+                f"message {self.id} is no longer leased to this consumer, so another may have it. "
+                "Roll your transaction back"
+            )
+        self._settled = True
+        return True
 
     def release(self, delay: Seconds = 0) -> bool:
         """Put the message back to its place after ``delay`` seconds. Counts no attempt.
@@ -174,7 +204,7 @@ class Message:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if self._settled:  # the message was settled at its delivery, or inside the block
+        if self._settled:  # settled at its delivery or in the block, or ``txn`` decides
             return
         if error is None:
             if not self.ack():

@@ -35,6 +35,7 @@ from tidemill.brokers.django.due import PIECE, delete_surplus, prune, surplus
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.owners import Owners
 from tidemill.brokers.django.put import forget_nonces, is_plain, put_again, put_plainly, put_within
+from tidemill.brokers.django.rows import SELECT
 from tidemill.brokers.django.settings import Address, check_url, set_up
 from tidemill.brokers.django.store import Store
 from tidemill.brokers.django.tables import Rows, in_parts
@@ -43,13 +44,14 @@ from tidemill.brokers.django.wakeup import OWNERS, WAITERS
 from tidemill.brokers.rules import admin as rules
 from tidemill.brokers.rules import limits as limit_rules
 from tidemill.brokers.rules import transfer as transfer_rules
+from tidemill.brokers.rules.settle import settle
 from tidemill.brokers.shared.after_fork import tell_of_forks
 from tidemill.brokers.shared.forwarded import Call, P, R, StoreCalls, by, forwarded_to
 from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope, LimitSettings
-from tidemill.core.job import Command, Put, Record
+from tidemill.core.job import Command, Put, Record, Verdict
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.limits.arithmetic import LimitStats
 
@@ -225,6 +227,17 @@ class DjangoBroker(StoreCalls):
             time.sleep(_PAUSE)
 
     # -- owning -------------------------------------------------------------------------
+
+    def settle_inside(self, owner_id: str, verdict: Verdict, txn: Any) -> bool:
+        store, wrapper = self._open(), joined(txn, self._address.alias)
+
+        def work(jobs: StoredJobs) -> bool:
+            jobs.need_beside(jobs.load(SELECT + "token > 0 AND token = %s", [verdict.token]))
+            return settle(jobs, owner_id, verdict)
+
+        done = store.change_within(wrapper, work)
+        wrapper.on_commit(functools.partial(store.ring, OWNERS + WAITERS), robust=True)
+        return done
 
     def exchange(self, step: Step) -> Reply:
         self._open()

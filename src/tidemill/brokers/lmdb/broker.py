@@ -46,13 +46,14 @@ from tidemill.brokers.lmdb.put.put_one import PutOne, is_plain
 from tidemill.brokers.lmdb.put.schedules import apply_changes, page_of_schedules, read_schedules
 from tidemill.brokers.lmdb.put.unique import sweep_keys
 from tidemill.brokers.lmdb.put.workflows import FALL_MOST, flow, is_unfinished
+from tidemill.brokers.lmdb.settle import settle
 from tidemill.brokers.lmdb.transitions import Transitions
 from tidemill.brokers.shared.forwarded import Call, P, R, StoreCalls, by, forwarded_to
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Lease, Owner, Put, Record
+from tidemill.core.job import Lease, Owner, Put, Record, Verdict
 from tidemill.errors import BrokerUnavailable, TidemillError
 
 _PRUNE_MOST = 2000
@@ -238,6 +239,17 @@ class LmdbBroker(StoreCalls):
         return puts
 
     # -- owning ---------------------------------------------------------------------------------
+
+    def settle_inside(self, owner_id: str, verdict: Verdict, txn: Any) -> bool:
+        self._check_open()
+        local = self._owners[owner_id]
+        with self._store.nested(txn) as inner:
+            commit = self._transitions(inner)
+            come_due(commit)
+            done = settle(commit, local.number, local.owner.name, verdict)
+            flow(commit)
+            commit.finish()
+        return done
 
     def attach(self, owner: Owner) -> None:
         self._act(lambda commit: None)

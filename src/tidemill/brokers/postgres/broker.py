@@ -25,6 +25,7 @@ from tidemill.brokers.contract.transfer import Transfer
 from tidemill.brokers.postgres import inspect, limits, transfer
 from tidemill.brokers.postgres import schedules as stored
 from tidemill.brokers.postgres.encoding import leases_of, texts
+from tidemill.brokers.postgres.exchange import settle_inside
 from tidemill.brokers.postgres.grants import statements
 from tidemill.brokers.postgres.history import HistoryTable
 from tidemill.brokers.postgres.migrate import bring_up
@@ -39,7 +40,7 @@ from tidemill.brokers.shared.waits import Parked
 from tidemill.core.clock import clock, id_time
 from tidemill.core.config import Url
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Command, Lease, Put, Record, altered_text, purged
+from tidemill.core.job import Command, Lease, Put, Record, Verdict, altered_text, purged
 from tidemill.errors import FeatureMissing, TidemillError
 
 _PRUNE_MOST = 2000
@@ -161,6 +162,10 @@ class PostgresBroker(StoreCalls):
         if not step.behalf:
             self._owners.renewed(attached, step)
         return reply
+
+    def settle_inside(self, owner_id: str, verdict: Verdict, txn: Any) -> bool:
+        self._check_open()
+        return settle_inside(self._session, self._owners[owner_id], verdict, txn)
 
     def parked(self, owner_id: str, timeout: float, fds: Sequence[int] = ()) -> Parked:
         self._check_open()

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.brokers.contract.exchange import Reply, Step, Want, late, left, lost, outgrown
+from tidemill.brokers.postgres.caller_transaction import open_transaction
 from tidemill.brokers.postgres.encoding import blobs, clean, floats, ints, json, leases_of
 from tidemill.brokers.postgres.errors import Unfit
 from tidemill.brokers.postgres.history import pack_history
-from tidemill.brokers.postgres.put import pack_jobs
+from tidemill.brokers.postgres.put import pack_jobs, run_with_prefs
 from tidemill.brokers.postgres.schedules import hand_out
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.core.job import Command, Owner, Verdict
@@ -188,6 +189,14 @@ def _may_be_handed(owner: Owner) -> bool:
     consumer knows of the lease.
     """
     return not owner.lease and owner.kind != "consumer"
+
+
+def settle_inside(session: Session, attached: AttachedOwner, verdict: Verdict, txn: Any) -> bool:
+    """End a lease in the caller's transaction; False when the lease was lost."""
+    conn = open_transaction(session, txn)
+    told = str(attached.number), json([_row(verdict)])
+    done: bool = run_with_prefs(session, conn, session.statements.settle_inside, told)
+    return done
 
 
 def _is_plain(verdict: Verdict) -> bool:

@@ -241,6 +241,11 @@ def call_inside(
     conn = open_transaction(session, txn)
     session.meet(conn)
     packed = *_pack(session, jobs), *more
+    return run_with_prefs(session, conn, statement, packed)
+
+
+def run_with_prefs(session: Session, conn: Any, statement: bytes, packed: Sequence[Any]) -> Any:
+    """Call a function in the open transaction of a caller's connection; translate its errors."""
     try:
         return run_inside(conn, statement, [*packed, session.prefs()])
     except psycopg.Error as error:

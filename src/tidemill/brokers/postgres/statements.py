@@ -46,6 +46,8 @@ class Statements:
             f"{prefs}, %s::int, NULL)"
         ).encode()
         self.put_inside = f'SELECT "{schema}".put_inside({held}, {prefs})'.encode()
+        settle = f'SELECT "{schema}".settle_inside(%s::int, %s::jsonb, {prefs})'
+        self.settle_inside = settle.encode()
         changes = (
             "ROW(%b::text[], %b::bigint[], %b::float8[], %b::bytea[], %b::bigint[], %b::float8[], "
             f'%b::bytea[], %b::bigint[]::int[])::"{schema}".schedule_changes'

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from moved_clock import MovedClock
 from postgres_desk import connect, ids, job, take, until_blocked
 from psycopg.rows import class_row, dict_row, scalar_row
 
@@ -129,6 +130,27 @@ def test_an_open_transaction_keeps_nobody_from_the_same_queue(
     assert [lease.open().id for lease in reply.leases] == ["other"]
     conn.commit()
     assert ids(broker) == {"mine", "other"}
+
+
+def test_an_open_acknowledgement_keeps_nobody_from_the_queue(
+    url: str, conn: psycopg.Connection, moved_clock: MovedClock
+) -> None:
+    # law 17: other consumers pass over the locked message, and a rollback frees it
+    with Tidemill(url) as mill:
+        queue = mill.queue("q")
+        queue.put_many(["mine", "other"], ttr=60)
+        mine = queue.get(30)
+        assert mine is not None
+        assert mine.ack(txn=conn)
+        moved_clock.advance(61)
+        other = queue.get(30)
+        assert other is not None
+        assert (other.body, other.ack()) == ("other", True)
+        assert queue.get(0) is None
+        conn.rollback()
+        again = queue.get(30)
+        assert again is not None
+        assert (again.body, again.attempt) == ("mine", 2)
 
 
 class Model:
