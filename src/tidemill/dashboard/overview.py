@@ -69,6 +69,7 @@ def overview(page: Page) -> Response:
         over=over,
         windows=WINDOWS,
         problems=problems(page),
+        first_commands=() if queues else first_commands(page),
         tiles=[tiles for tiles in (_now(page), _ended(page, over)) if tiles],
         whole=whole,
         charts=_charts(page, over),
@@ -199,6 +200,14 @@ def worker_command(page: Page, queue: str = "") -> str:
     own = f" -Q {shlex.quote(queue)}" if queue else ""
     known = page.mill.runtime.worker_command
     return f"{known or f'tidemill worker {shlex.quote(page.dashboard.app)}'}{own}"
+
+
+def first_commands(page: Page) -> list[tuple[str, str]]:
+    """The commands that make the first job and start the first worker."""
+    task = next(iter(sorted(page.mill.tasks)), "TASK")
+    app = shlex.quote(page.dashboard.app)
+    enqueue = f"tidemill enqueue --app {app} {shlex.quote(task)}"
+    return [("Make the first job", enqueue), ("Start the first worker", worker_command(page))]
 
 
 def problems(page: Page) -> list[Problem]:

@@ -28,6 +28,7 @@ from tidemill.brokers.contract.history_rows import (
 from tidemill.client.worker_reports import Answer, Report
 from tidemill.core.job import Command, Outcome, Owner, Verdict
 from tidemill.dashboard.audit import notes
+from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.look import Looks
 from tidemill.dashboard.page import jobs_query
 
@@ -69,6 +70,17 @@ def test_the_overview_counts_jobs_by_state_and_links_to_their_lists(
     assert tile(text, "Ready") == ("2", "/jobs?q=state%3Aready")
     assert tile(text, "Scheduled") == ("1", "/jobs?q=state%3Ascheduled")
     assert tile(text, "Oldest ready")[1] == "/queues/mail"
+
+
+def test_the_overview_of_an_empty_store_shows_the_first_two_commands(mill: Tidemill) -> None:
+    mill.task(name="send", queue="mail")(print)
+    anna = Visitor(Dashboard(mill, app="shop:mill"))
+    shown = words(anna.get("/"))
+    assert "Make the first job: tidemill enqueue --app shop:mill send" in shown
+    assert "Start the first worker: tidemill worker shop:mill" in shown
+    mill.queue("mail").put("a")
+    look_again(anna)
+    assert "first job" not in words(anna.get("/"))
 
 
 def test_the_overview_shows_what_ran_and_what_failed(mill: Tidemill, anna: Visitor) -> None:
