@@ -59,9 +59,10 @@ def _instance(model: Any, data: dict[str, Any]) -> Any:
 
 def to_key(value: Any) -> Any:
     """The key of an instance whose model has ``pass_by_key``; any other value as it is."""
-    if not isinstance(value, models.Model) or converter_of(type(value)) is None:
+    model: Any = type(value)
+    if not isinstance(value, models.Model) or converter_of(model) is None:
         return value
-    return {MODEL: value._meta.label, **_key(value)}
+    return {MODEL: model._meta.label, **_key(value)}
 
 
 def of_key(value: Any) -> Any:

@@ -357,7 +357,11 @@ class LmdbBroker(StoreCalls):
     info = by("_inspector", Inspection.info)
     limits = by("_inspector", LimitCalls.limits)
     held = by("_inspector", LimitCalls.held)
-    backup = by("_inspector", Admin.backup)
+
+    def backup(self, target: str) -> None:
+        self._check_open()
+        self._inspector.backup(target)
+
     history = looked(History.history, read_history)
     history_kinds = looked(History.history_kinds, kinds_of_history)
 

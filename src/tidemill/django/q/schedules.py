@@ -280,8 +280,8 @@ class Schedule:
         name = self.name = self.name or f"{self.func}-{new_id()[-8:]}"
         old, self.id = self.id, name
         with suppress(ScheduleNotFound):  # a schedule that would stay the same is not touched
-            if old == name and not matches(project_mill().runtime, old, call, **timing):
-                schedules.remove(old)
+            if old == name and not matches(project_mill().runtime, name, call, **timing):
+                schedules.remove(name)
         try:
             schedules.add(name, call, **timing)
         except ScheduleExists as error:
