@@ -47,6 +47,25 @@ def test_a_put_by_id_may_be_sent_again(server: JobServer, queue: str) -> None:
     assert len(server.reserve(queue, count=10)) == 1
 
 
+def test_a_put_by_id_may_be_sent_again_when_its_message_is_gone(
+    server: JobServer, queue: str
+) -> None:
+    # law 11
+    path, job = f"/v1/jobs/{queue}", {"queue": queue, "body": 1, "headers": {"a": "1", "b": "2"}}
+    server.put(path, job)
+    (taken,) = server.reserve(queue)
+    assert server.post(f"/v1/reservations/{taken['receipt']}/ack").status == 204
+    # the same message, in any order of its headers, is not put again
+    again = server.put(path, job | {"headers": {"b": "2", "a": "1"}})
+    assert (again.status, again.json) == (200, {"id": queue, "placed": "created"})
+    assert server.reserve(queue) == []
+    # another message may have the id, also that of a deleted message
+    assert server.put(path, job | {"body": 2}).status == 201
+    assert server.request("DELETE", path).status == 204
+    assert server.put(path, job | {"body": 2}).status == 200
+    assert server.put(path, job).status == 201
+
+
 def test_a_number_of_retries_keeps_the_delays_of_the_served_app(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/jobs"
     (tmp_path / "shop.py").write_text(

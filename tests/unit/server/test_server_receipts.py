@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from moved_clock import MovedClock
 
 from tidemill.core.clock import new_id
+from tidemill.server.http import receipts
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.receipts import Receipt, new_owner_id, parse, receipt_of, sealed
+from tidemill.server.http.receipts import (
+    REPEATS,
+    PutsById,
+    Receipt,
+    new_owner_id,
+    parse,
+    receipt_of,
+    sealed,
+)
 
 
 def test_a_receipt_names_a_shared_owner() -> None:
@@ -40,3 +50,23 @@ def test_a_sealed_receipt_is_valid_only_for_its_token() -> None:  # case S7
     for forged in (plain, f"{plain}~", sealed(plain, "hash of another"), receipt + "0"):
         with pytest.raises(Problem, match="is not a valid receipt"):
             parse(forged, "hash of a token")
+
+
+def test_a_put_by_id_is_remembered_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, puts = MovedClock(monkeypatch, 0), PutsById()
+    puts.add("a", b"1")
+    moved.advance(REPEATS - 1)
+    puts.add("b", b"2")
+    assert (puts.has("a", b"1"), puts.has("a", b"2"), puts.has("c", b"1")) == (True, False, False)
+    moved.advance(1)
+    assert (puts.has("a", b"1"), puts.has("b", b"2")) == (False, True)
+    puts.add("c", b"3")
+    assert list(puts._jobs) == ["b", "c"]  # what is too old takes no memory
+
+
+def test_only_the_latest_puts_by_id_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "KEPT", 2)
+    puts = PutsById()
+    for job_id in ("a", "b", "a", "c"):
+        puts.add(job_id, b"1")
+    assert [puts.has(job_id, b"1") for job_id in ("a", "b", "c")] == [True, False, True]

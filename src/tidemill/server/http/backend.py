@@ -21,7 +21,7 @@ from tidemill.core.job import Note, Outcome, Owner, Put, Verdict
 from tidemill.errors import StoreFull, StoreMoved
 from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.receipts import Receipt, SettledReceipts, new_owner_id
+from tidemill.server.http.receipts import PutsById, Receipt, SettledReceipts, new_owner_id
 from tidemill.server.http.remote_owners import give_up_silent_owners
 from tidemill.server.http.stats_stream import StatsStream
 from tidemill.server.http.task_owners import TaskOwners
@@ -61,6 +61,7 @@ class Backend:
         self.stopping = asyncio.Event()
         self.large_body = asyncio.Lock()  # one large body is handled at a time
         self.settled = SettledReceipts()
+        self.puts_by_id = PutsById()
         self._waits: Waits | None = None
         self.snapshots = StatsStream(mill, ended=self.stopping.is_set)
         self.task_owners = TaskOwners(self._new_shared_owner)

@@ -26,7 +26,7 @@ import hmac
 from collections import OrderedDict
 from typing import NamedTuple
 
-from tidemill.core.clock import new_id
+from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Outcome
 from tidemill.server.http.problems import Problem
 
@@ -41,7 +41,10 @@ _NEXT = ".next"
 
 
 KEPT = 100_000
-"""The number of latest settled receipts that are kept."""
+"""The number of latest settled receipts that are kept, and of latest jobs put by id."""
+
+REPEATS = 600.0
+"""Seconds for which a put by id can be repeated, even when its job is no longer kept."""
 
 
 class Receipt(NamedTuple):
@@ -141,3 +144,26 @@ class SettledReceipts:
     def outcome(self, receipt: Receipt) -> Outcome | None:
         """The outcome of a receipt; None when it is unknown or has settled nothing."""
         return self._outcomes.get(receipt)
+
+
+class PutsById:
+    """The latest jobs that clients have put under ids of their own, each for ``REPEATS`` seconds.
+
+    They lie in memory, so a restart of the server forgets them: a write per job would cost more.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+
+    def add(self, job_id: str, digest: bytes) -> None:
+        """Record the digest of a job that is stored now."""
+        now = clock.machine()
+        self._jobs[job_id] = digest, now + REPEATS
+        self._jobs.move_to_end(job_id)
+        while len(self._jobs) > KEPT or next(iter(self._jobs.values()))[1] <= now:
+            self._jobs.popitem(last=False)
+
+    def has(self, job_id: str, digest: bytes) -> bool:
+        """Whether the job with this digest was put under the id a short time ago."""
+        known, until = self._jobs.get(job_id, (b"", 0.0))
+        return known == digest and clock.machine() < until

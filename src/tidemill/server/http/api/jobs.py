@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,12 +78,18 @@ async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas
     """Put a job under an id of your choice.
 
     Putting the same job again does nothing, so a request whose answer was lost can be repeated.
-    Another job under the same id is refused. The id of an acknowledged message is free again.
+    This holds for 10 minutes after the put even if the job is no longer kept, until the server
+    restarts. Another job under the same id is refused while the first job is kept.
     """
     if body.id not in (None, job_id):
         raise InvalidOption("id: differs from the id in the path; leave it out of the body")
     body.id = job_id
     envelope = await _envelope_in(call, body)
+    puts, digest = call.backend.puts_by_id, _digest(envelope)
+    same = schemas.Placed(job_id, "created")
+    if puts.has(job_id, digest):
+        call.status = 200
+        return same
     try:
         (put,) = await call.backend.put([envelope])
     except DuplicateJob as error:
@@ -92,7 +99,10 @@ async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas
         if record is None or not _is_same(record.envelope, envelope):
             raise
         call.status = 200
-        return schemas.Placed(job_id, "created")
+        puts.add(job_id, digest)
+        return same
+    if put.id == job_id:  # no other job with the key was kept instead
+        puts.add(job_id, digest)
     return placed(call, put)
 
 
@@ -107,6 +117,13 @@ def _is_same(old: Envelope, new: Envelope) -> bool:
     """Whether two jobs are the same, apart from the fields that the server sets."""
     one = msgspec.structs.replace(old, **_NOT_SAID)
     return one == msgspec.structs.replace(new, **_NOT_SAID)
+
+
+def _digest(envelope: Envelope) -> bytes:
+    """A digest that two jobs share if they are the same, apart from what the server sets."""
+    said = msgspec.structs.replace(envelope, **_NOT_SAID)
+    data = msgspec.msgpack.encode(said, order="deterministic")
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _envelope_of(backend: Backend, job: schemas.JobIn, number: int = -1) -> Envelope:
