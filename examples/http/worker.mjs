@@ -20,6 +20,20 @@ async function post(path, body) {
   return answer;
 }
 
+// Results that come while a request is on its way go together in the next one.
+let batch, sent = Promise.resolve();
+async function complete(receipt, result) {
+  if (!batch) {
+    const results = [];
+    const send = () => (batch = undefined, post("complete", { results }));
+    batch = { results, answer: sent.then(send) };
+    sent = batch.answer.catch(() => {}); // each job of the batch hears of the error
+  }
+  const { results, answer } = batch;
+  const place = results.push({ receipt, result }) - 1;
+  return (await answer).done[place];
+}
+
 async function run(job) {
   const say = (what, body) => post(`reservations/${job.receipt}/${what}`, body);
   const ending = new AbortController();
@@ -31,7 +45,7 @@ async function run(job) {
   const beats = setInterval(() => heartbeat().catch(() => ending.abort("lost")), ttr * 333);
   try {
     const result = await tasks[job.task](job, { signal: ending.signal, heartbeat });
-    await say("complete", { result });
+    if (!(await complete(job.receipt, result))) console.error(`${job.id} was lost: another worker may have it`);
   } catch (error) {
     const why = ending.signal.reason;
     if (why === "cancelled") await say("stopped", {});

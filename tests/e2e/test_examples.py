@@ -232,6 +232,21 @@ def test_a_task_whose_worker_is_killed_runs_on_another(
         assert end["state"] == "cancelled"
 
 
+def test_a_worker_in_node_completes_many_tasks_each_with_its_own_result(
+    both: tuple[JobServer, int],
+) -> None:
+    server, _ = both
+    job = {"task": "shop.resize", "queue": "images"}
+    jobs = [{**job, "args": [f"{n}.png"]} for n in range(30)]
+    placed = server.post("/v1/jobs/batch", {"jobs": jobs}).json["jobs"]
+    env = {**os.environ, "SERVER": server.url}
+    with running(EXAMPLES / "http", env, NODE.command("worker")):
+        ends = [
+            server.get(f"/v1/jobs/{it['id']}/result?wait=60", timeout=2 * LIMIT) for it in placed
+        ]
+    assert [end.json["result"] for end in ends] == [f"{n}.png at 640" for n in range(30)]
+
+
 # -- without a server ----------------------------------------------------------------------------
 
 
