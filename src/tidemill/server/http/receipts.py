@@ -24,6 +24,7 @@ import base64
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidemill.core.clock import clock, new_id
@@ -162,6 +163,11 @@ class PutsById:
         self._jobs.move_to_end(job_id)
         while len(self._jobs) > KEPT or next(iter(self._jobs.values()))[1] <= now:
             self._jobs.popitem(last=False)
+
+    def forget(self, ids: Iterable[str] | None = None) -> None:
+        """Forget these jobs, or all: a client has deleted them, so their ids are free."""
+        for job_id in [*self._jobs] if ids is None else ids:
+            self._jobs.pop(job_id, None)
 
     def has(self, job_id: str, digest: bytes) -> bool:
         """Whether the job with this digest was put under the id a short time ago."""

@@ -78,8 +78,9 @@ async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas
     """Put a job under an id of your choice.
 
     Putting the same job again does nothing, so a request whose answer was lost can be repeated.
-    This holds for 10 minutes after the put even if the job is no longer kept, until the server
-    restarts. Another job under the same id is refused while the first job is kept.
+    This holds for 10 minutes after the put even if the job is no longer kept, until a client
+    deletes the job or the server restarts. Another job under the same id is refused while the
+    first job is kept.
     """
     if body.id not in (None, job_id):
         raise InvalidOption("id: differs from the id in the path; leave it out of the body")
@@ -492,16 +493,21 @@ async def delete_job(call: Call, job_id: str) -> None:
     The id of a chain or group stands for its jobs and hooks.
     """
     await _one(call, job_id, _delete, None, lambda _: "it cannot be deleted")
+    call.backend.puts_by_id.forget([job_id])
 
 
 async def delete_jobs(call: Call, body: schemas.Ids) -> schemas.Done:
     """Delete many jobs."""
-    return await _many(call, _delete, body)
+    done = await _many(call, _delete, body)
+    call.backend.puts_by_id.forget(body.ids)
+    return done
 
 
 async def delete_matching(call: Call, body: schemas.Matching) -> schemas.Acted:
     """Delete matching jobs, the newest first."""
-    return await _matching(call, body, call.backend.mill.broker.delete)
+    acted = await _matching(call, body, call.backend.mill.broker.delete)
+    call.backend.puts_by_id.forget(acted.ids)
+    return acted
 
 
 OPERATOR = Role.OPERATOR

@@ -85,6 +85,7 @@ async def purge_queue(call: Call, queue: str, query: schemas.PurgeQuery) -> sche
     Unless ``now`` is given, the jobs are kept for a while and can be restored.
     """
     purged = await call.backend.run(lambda: call.backend.mill.queue(queue).purge(now=query.now))
+    call.backend.puts_by_id.forget()
     return schemas.Number(purged)
 
 
@@ -125,7 +126,9 @@ async def delete_queue(call: Call, queue: str, query: schemas.DeleteQuery) -> sc
         _row(mill, queue)
         return mill.queue(queue).delete(force=query.force)
 
-    return schemas.Number(await call.backend.run(delete))
+    deleted = await call.backend.run(delete)
+    call.backend.puts_by_id.forget()
+    return schemas.Number(deleted)
 
 
 async def retry_queue(call: Call, queue: str, body: schemas.RetryIn) -> schemas.Number:
