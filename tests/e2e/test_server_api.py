@@ -66,7 +66,7 @@ def test_a_put_by_id_may_be_sent_again_when_its_message_is_gone(
     for method, where, how in (
         ("DELETE", path, None),
         ("POST", "/v1/jobs/delete", {"ids": [queue]}),
-        ("POST", "/v1/matching/delete", {"queue": queue, "state": "ready"}),
+        ("POST", "/v1/matching/delete", {"queue": queue, "state": ["ready"]}),
         ("POST", f"/v1/queues/{queue}/purge?now=true", None),
         ("DELETE", f"/v1/queues/{queue}?force=true", None),
     ):
