@@ -199,3 +199,16 @@ def test_a_store_without_transactions_says_what_to_do_instead(mill: Tidemill) ->
         message.ack(txn=object())
     assert "; commit your rows first, then call ack()" in str(refused.value)
     assert message.ack()
+
+
+@pytest.mark.needs(Feature.TRANSACTIONS)
+def test_a_message_that_was_acknowledged_at_its_delivery_rolls_nothing_back(
+    mill: Tidemill, rows: Rows
+) -> None:
+    mill.queue("q").put("body", ttr=0)
+    message = mill.queue("q").get(30)
+    assert message is not None
+    with message, rows.transaction() as txn:
+        rows.add(txn, "row")
+        assert not message.ack(txn=txn)
+    assert rows.has("row")

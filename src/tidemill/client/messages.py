@@ -152,6 +152,8 @@ class Message:
         """
         if txn is None:
             return self._settle(Outcome.SUCCESS)
+        if self.at_most_once:
+            return False  # the message was acknowledged at its delivery
         broker = self._runtime.broker
         if Feature.TRANSACTIONS not in broker.features:
             why = lacks(broker.url, Feature.TRANSACTIONS, "ack(txn=)")

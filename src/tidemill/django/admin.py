@@ -15,6 +15,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -97,7 +98,10 @@ class StoreAdmin(admin.ModelAdmin):
         """The page of one thing, or an action on it."""
 
         def one(mill: DjangoMill, request: Any) -> dict[str, Any]:
-            return self.one(mill, object_id)
+            try:
+                return self.one(mill, object_id)
+            except (JobNotFound, ScheduleNotFound):
+                return self.one(mill, unquote(object_id))  # from a link of the admin's history
 
         more = {"title": object_id, "object_id": object_id}
         return self._answer(request, self.template.replace(".", "_one."), one, more)
@@ -153,7 +157,8 @@ class StoreAdmin(admin.ModelAdmin):
             return self._page(request, "sure.html", shown)
         try:
             said = do(mill, names, request)
-            self._log(request, names, said, DELETION if verb in ASKED else CHANGE)
+            gone = verb in ASKED and verb != "purge"
+            self._log(request, names, said, DELETION if gone else CHANGE)
             messages.success(request, said)
         except TidemillError as error:
             messages.error(request, str(error))

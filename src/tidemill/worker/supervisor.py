@@ -338,7 +338,8 @@ class Supervisor:
                 self._poll([], FIRST_PAUSE)
             if self._stopping:
                 return CLEAN
-            if (process := self.pool.start_one()) is None:
+            first = next(iter(self.pool.processes), None)  # the pool may have started it
+            if (process := first or self.pool.start_one()) is None:
                 return UNUSABLE
             code = self._await_first(process)
             if code != UNUSABLE or (process.hello is not None and process.hello.error):

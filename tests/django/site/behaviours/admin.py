@@ -250,10 +250,11 @@ class Admin(TidemillTestCase):
     def test_actions_are_written_to_the_history_of_the_admin(self):
         job = tasks.noop.enqueue()
         self.act("queue", "pause", "default")
-        self.add(name="nightly", task="shop.tasks.add", arguments="[1, 2]", every="1 hour")
+        self.add(name="a_b", task="shop.tasks.add", arguments="[1, 2]", every="1 hour")
+        self.assertContains(self.client.get(LogEntry.objects.latest("pk").get_admin_url()), "a_b")
         self.act("job", "delete", job.id)
         entries = LogEntry.objects.order_by("pk").values_list("object_id", "action_flag")
-        expected = [("default", CHANGE), ("nightly", ADDITION), (job.id, DELETION)]
+        expected = [("default", CHANGE), ("a_b", ADDITION), (job.id, DELETION)]
         self.assertEqual([*entries], expected)
         self.assertContains(self.client.get(reverse("admin:index")), job.id)
 
