@@ -150,7 +150,8 @@ class SettledReceipts:
 class PutsById:
     """The latest jobs that clients have put under ids of their own, each for ``REPEATS`` seconds.
 
-    They lie in memory, so a restart of the server forgets them: a write per job would cost more.
+    The server keeps these jobs in memory, and forgets them at a restart. A record in the store
+    would cost each put a second write.
     """
 
     def __init__(self) -> None:
