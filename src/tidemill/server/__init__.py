@@ -7,7 +7,6 @@
     shared_owner     one owner of the store through which many clients reserve and settle jobs
     dispatcher       the shared owner's thread, with waiters and pending_verdicts
     delivery         delivers messages to a client; with ttr 0 at most once
-    deadlines        the ends of waits, rounded so that many end at once
     http/            the JSON API: request_pipeline, endpoints, api/, schemas/, broker_rpc
     beanstalk/       the port for beanstalkd's protocol
 

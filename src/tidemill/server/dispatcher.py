@@ -32,7 +32,7 @@ from tidemill.brokers.contract.exchange import Mode, Reply, Step, Want
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.generic.owner_loop import RETRY, OwnerLoop
 from tidemill.core.commit_delay import EACH_CLIENT, CommitDelay
-from tidemill.core.job import Command, Lease, Note, Outcome, Owner, Verdict
+from tidemill.core.job import Lease, Note, Outcome, Owner, Verdict
 from tidemill.core.verdicts import given_back
 from tidemill.errors import BrokerUnavailable
 from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, ReservedJob, Waiter, Waiters
@@ -93,7 +93,6 @@ class Dispatcher(OwnerLoop):
         *,
         kinds: JobKinds,
         stays: bool,
-        on_commands: Callable[[Sequence[Command]], None] | None,
         on_lost_commit: Callable[[PendingCommit], None] | None,
     ) -> None:
         super().__init__(broker, owner)
@@ -104,7 +103,6 @@ class Dispatcher(OwnerLoop):
         self._hand_over = hand_over
         self._kinds = kinds
         self._stays = stays
-        self._on_commands = on_commands
         self._on_lost_commit = on_lost_commit
         self._early = broker if on_lost_commit and isinstance(broker, EarlyLeases) else None
         self._merged = Mode.MERGED if Feature.MERGED in broker.features else Mode.STRICT
@@ -188,8 +186,6 @@ class Dispatcher(OwnerLoop):
         self._delay.expect(len(answers) + len(served), len(self.inbox), self._took)
         self._call_loop(_deliver, answers)
         self._answer(served)
-        if self._on_commands is not None:
-            self._call_loop(self._on_commands, [it for it in reply.commands if it.verb != "lost"])
         self._has_work = not self._has_nothing_to_do()
         return 0.0 if self._has_work else self._seconds_to_sleep(reply.next_due)
 

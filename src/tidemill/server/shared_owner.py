@@ -13,13 +13,29 @@ from collections.abc import Callable, Sequence
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.core.job import Command, Note, Outcome, Owner, Verdict
-from tidemill.server.deadlines import Deadlines
+from tidemill.core.job import Note, Outcome, Owner, Verdict
 from tidemill.server.dispatcher import MAX_VERDICTS, Dispatcher, PendingVerdict
 from tidemill.server.waiters import JobKinds, PendingCommit, ReservedJob, Waiter
 
 LONG_WAIT = 1.0
 """The shortest wait, in seconds, that may begin without a request of its own to the store."""
+
+SHARE, MOST = 100, 0.5
+"""A wait may last longer by 1/SHARE of its length, but by at most MOST seconds."""
+
+SHORTEST = 0.001
+"""Seconds. A shorter wait is rounded as if it lasted this long."""
+
+
+def round_moment(now: float, seconds: float) -> float:
+    """The rounded end of a wait that begins at ``now``: a multiple of a power of two.
+
+    With thousands of long polls, one poll ends every few milliseconds, and a wake-up for each costs
+    several times as much as its answer. So many waits end at the same round moment.
+    """
+    _, exponent = math.frexp(min(MOST, max(seconds, SHORTEST) / SHARE))
+    step = math.ldexp(0.5, exponent)
+    return math.ceil((now + seconds) / step) * step
 
 
 class SharedOwner:
@@ -32,7 +48,6 @@ class SharedOwner:
             back, and tried again later.
         stays: detach the owner at the end only if its clients hold nothing, so that clients keep
             their jobs when the server ends.
-        on_commands: receives the store's commands for reserved jobs, in the loop.
         on_lost_commit: receives a failed commit in the loop, when clients have lost its jobs. With
             this argument jobs are handed out before their commit, if the broker can do so. Give it
             only if the connections of the clients break when this process dies.
@@ -46,13 +61,12 @@ class SharedOwner:
         tasks: bool = False,
         knows: Sequence[str] = (),
         stays: bool = False,
-        on_commands: Callable[[Sequence[Command]], None] | None = None,
         on_lost_commit: Callable[[PendingCommit], None] | None = None,
     ) -> None:
         self.owner = owner
         self._background: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._deadlines = Deadlines(self._loop, self._too_late)
+        self._ends: dict[float, dict[Waiter, None]] = {}  # the waiters by the end of their time
         self._dispatcher = Dispatcher(
             broker,
             owner,
@@ -60,17 +74,12 @@ class SharedOwner:
             self._hand_over,
             kinds=JobKinds(tasks or bool(knows), not knows, tuple(knows)),
             stays=stays,
-            on_commands=on_commands,
             on_lost_commit=on_lost_commit,
         )
         self.broker = broker
 
     async def open(self) -> None:
-        """Attach the owner, and start its dispatcher.
-
-        Raises:
-            TidemillError: the store cannot be reached, or takes no owners.
-        """
+        """Attach the owner, and start its dispatcher."""
         await asyncio.to_thread(self.broker.attach, self.owner)
         self._dispatcher.start()
 
@@ -104,7 +113,7 @@ class SharedOwner:
     ) -> list[ReservedJob]:
         """Up to ``count`` jobs as soon as a job is available; none after ``timeout`` seconds.
 
-        The wait may last a little longer than ``timeout`` (:mod:`.deadlines`), but never longer
+        The wait may last a little longer than ``timeout`` (:func:`round_moment`), but never longer
         than ``latest`` seconds. A cancelled call reserves nothing. ``queues`` are one or more
         distinct names.
         """
@@ -116,7 +125,12 @@ class SharedOwner:
         self._dispatcher.inbox.append(waiter)
         if not self._joins(waiter, timeout):
             self._dispatcher.arrived()
-        deadline = self._deadlines.begin(waiter, timeout, latest)
+        now = self._loop.time()
+        end = min(round_moment(now, timeout), now + latest)
+        if end not in self._ends:
+            self._ends[end] = {}
+            self._loop.call_at(end, self._time_over, end)
+        self._ends[end][waiter] = None
         try:
             return await waiter.answer
         except asyncio.CancelledError:
@@ -124,7 +138,7 @@ class SharedOwner:
             self.give_all_back(waiter.answer.result() if not waiter.answer.cancelled() else [])
             raise
         finally:
-            self._deadlines.end(waiter, deadline)
+            self._ends.get(end, {}).pop(waiter, None)
 
     def _joins(self, waiter: Waiter, timeout: float) -> bool:
         """Whether a client may join the dispatcher's sleep, since its queues are empty and watched.
@@ -137,15 +151,16 @@ class SharedOwner:
         waiter.joined = is_watched and len(self._dispatcher.inbox) < MAX_VERDICTS
         return waiter.joined
 
-    def _too_late(self, waiter: Waiter) -> None:
-        waiter.late = True  # a first look that is still to come answers the waiter
-        if waiter.jobs:  # the answer is on the way
-            return
-        has_joined = waiter.joined and self._dispatcher.asleep
-        if waiter.looked or waiter.answer.done() or has_joined:
-            self._leave(waiter)
-        else:
-            self._dispatcher.wake()
+    def _time_over(self, end: float) -> None:
+        for waiter in self._ends.pop(end):
+            waiter.late = True  # a first look that is still to come answers the waiter
+            if waiter.jobs:  # the answer is on the way
+                continue
+            has_joined = waiter.joined and self._dispatcher.asleep
+            if waiter.looked or waiter.answer.done() or has_joined:
+                self._leave(waiter)
+            else:
+                self._dispatcher.wake()
 
     def _leave(self, waiter: Waiter) -> None:
         self._dispatcher.gone.append(waiter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.server.deadlines import MOST, SHARE, SHORTEST, round_moment
+from tidemill.server.shared_owner import MOST, SHARE, SHORTEST, round_moment
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e5))
