@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.errors import InvalidOption
 from tidemill.server.delivery import value_in
 from tidemill.server.http.schemas.jobs import BatchIn, JobIn
+from tidemill.server.http.schemas.reservations import CompleteIn, CompleteMany
 
 MOST_JSON = 6 * MAX_BODY + 64 * 1024
 """Bytes of JSON that a job may have: a byte of text has at most six in JSON, as ``\\u0000``."""
@@ -38,11 +40,7 @@ _job = msgspec.json.Decoder(JobIn).decode
 
 
 def bytes_of(field: str, text: object) -> bytes:
-    """Decode a text in base64.
-
-    Raises:
-        InvalidOption: the text is not base64.
-    """
+    """Decode a text in base64."""
     try:
         if len(text) % 4:  # type: ignore[arg-type]  # refused
             raise ValueError
@@ -62,21 +60,13 @@ def as_json(value: Any) -> tuple[Any, str]:
 
 
 def body_out(mill: Tidemill, envelope: Envelope) -> tuple[Any, str]:
-    """The body of a message, or the arguments of a call as ``args`` and ``kwargs``.
-
-    Raises:
-        CodecError: the body is not signed as it should be, or cannot be decoded.
-    """
+    """The body of a message, or the arguments of a call as ``args`` and ``kwargs``."""
     value = value_in(envelope, mill.runtime.keys)
     return as_json(value if envelope.is_message else {"args": value[0], "kwargs": value[1]})
 
 
 def check_json(size: int, where: str = "") -> None:
-    """Check the size of a job's JSON.
-
-    Raises:
-        BodyTooLarge: the JSON has more bytes than any job may have.
-    """
+    """Check the size of a job's JSON."""
     if size > MOST_JSON:
         raise BodyTooLarge(
             f"{where}the job has {size:,} bytes of JSON; body, headers and tags may have "
@@ -85,21 +75,13 @@ def check_json(size: int, where: str = "") -> None:
 
 
 def decode_job(data: bytes) -> JobIn:
-    """Decode the job in a body.
-
-    Raises:
-        BodyTooLarge: the body is too large; msgspec.MsgspecError: the body is invalid.
-    """
+    """Decode the job in a body."""
     check_json(len(data))
     return _job(data)
 
 
 def decode_batch(data: bytes) -> BatchIn:
-    """Decode the jobs in a body.
-
-    Raises:
-        BodyTooLarge: a job is too large; msgspec.MsgspecError: the body is invalid.
-    """
+    """Decode the jobs in a body."""
     jobs: list[JobIn] = []
     for number, part in enumerate(_split(data).jobs):
         where = f"jobs[{number}]"
@@ -109,6 +91,14 @@ def decode_batch(data: bytes) -> BatchIn:
         except msgspec.ValidationError as error:
             raise _placed(error, where) from None
     return BatchIn(jobs)
+
+
+DECODE_LARGE: dict[Any, Callable[[bytes], Any]] = {
+    JobIn: decode_job,
+    BatchIn: decode_batch,
+    **{kind: msgspec.json.Decoder(kind).decode for kind in (CompleteIn, CompleteMany)},
+}
+"""Decoders of large bodies, which keep their turn until ``Call.compute`` has handled them."""
 
 
 def _placed(error: msgspec.ValidationError, where: str) -> msgspec.ValidationError:

@@ -22,6 +22,7 @@ import msgspec
 from starlette.types import Scope
 
 from tidemill.server.http.backend import Backend
+from tidemill.server.http.bodies import DECODE_LARGE
 from tidemill.server.http.call import LARGE, Call
 from tidemill.server.http.exchange import Exchange, require
 from tidemill.server.http.problems import Problem, not_allowed
@@ -47,10 +48,9 @@ class Endpoint:
 
     Args:
         handler: the function; its docstring describes the endpoint, first in one line.
-        role: the role that a client needs.
-        status: the status of a successful answer; ``also`` lists further statuses.
-        decode_large: decodes a large body. The body keeps its turn until :meth:`Call.compute` has
-            handled it.
+        role: the role that a client needs; by default viewers may read, and operators the rest.
+        status: the status of a successful answer; by default 204 without a result, else 200.
+        also: further statuses.
         checks_queues: the handler itself checks which queues a token may use.
     """
 
@@ -59,25 +59,24 @@ class Endpoint:
         method: str,
         path: str,
         handler: Callable[..., Awaitable[Any]],
-        role: Role = Role.VIEWER,
+        role: Role | None = None,
         *,
-        status: int = 200,
+        status: int = 0,
         also: Sequence[int] = (),
-        decode_large: Callable[[bytes], Any] | None = None,
         checks_queues: bool = False,
     ) -> None:
         self.method = method
         self.path = path
         self.handler = handler
-        self.role = role
-        self.status = status
-        self.also = tuple(also)
-        self.decode_large = decode_large
+        self.role = role or (Role.VIEWER if method == "GET" else Role.OPERATOR)
+        self.also = also
         self.checks_queues = checks_queues
         hints = typing.get_type_hints(handler)
         self.answer = hints.pop("return")
+        self.status = status or (204 if self.answer is type(None) else 200)
         self.query = hints.get("query")
         self.body = hints.get("body")
+        self.decode_large = DECODE_LARGE.get(self.body)
         self.names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         self.takes = tuple(inspect.signature(handler).parameters)
         assert set(self.takes) <= {"call", "query", "body", *self.names}, path
@@ -97,11 +96,7 @@ class Endpoint:
         return not needed and body.__name__ not in NEVER_EMPTY
 
     async def read(self, call: Call, values: Sequence[str]) -> dict[str, Any]:
-        """The arguments of the handler, from the path, the query and the body.
-
-        Raises:
-            Problem: an argument is missing or invalid.
-        """
+        """The arguments of the handler, from the path, the query and the body."""
         arguments: dict[str, Any] = dict(zip(self.names, values, strict=True))
         if "call" in self.takes:
             arguments["call"] = call
@@ -191,12 +186,7 @@ def _refuse_fields(data: bytes) -> None:
 
 
 def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
-    """The value of a body in JSON.
-
-    Raises:
-        Problem: the body is not UTF-8.
-        msgspec.MsgspecError: the body is not JSON, or does not fit its schema.
-    """
+    """The value of a body in JSON."""
     try:
         return decode(data)
     except UnicodeDecodeError as error:
@@ -218,11 +208,7 @@ class Endpoints:
             node.setdefault("", {})[endpoint.method] = endpoint
 
     def route(self, scope: Scope) -> tuple[Endpoint | None, list[str]]:
-        """The endpoint of a request, and the values in its path; None when the path is unknown.
-
-        Raises:
-            Problem: the path does not have the method.
-        """
+        """The endpoint of a request, and the values in its path; None when the path is unknown."""
         found = self._find(scope.get("raw_path") or scope["path"].encode())
         if not found:
             return None, []
@@ -249,11 +235,7 @@ class Endpoints:
     async def authorize(
         self, endpoint: Endpoint, exchange: Exchange, values: Sequence[str]
     ) -> None:
-        """Check that the client may call an endpoint with these values in its path.
-
-        Raises:
-            Problem: the client may not call the endpoint.
-        """
+        """Check that the client may call an endpoint with these values in its path."""
         require(exchange.scope, endpoint.role, whole=False)
         if allowed_queues(exchange):
             known = endpoint.checks_queues

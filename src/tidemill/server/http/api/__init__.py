@@ -14,15 +14,6 @@ from tidemill.server.http.api import (
 )
 from tidemill.server.http.endpoints import Endpoint
 
-__all__ = ["ENDPOINTS"]
+_SUBJECTS = (jobs, messages, topics, tasks, reservations, queues, schedules, events)
 
-ENDPOINTS: tuple[Endpoint, ...] = (
-    *jobs.ENDPOINTS,
-    *messages.ENDPOINTS,
-    *topics.ENDPOINTS,
-    *tasks.ENDPOINTS,
-    *reservations.ENDPOINTS,
-    *queues.ENDPOINTS,
-    *schedules.ENDPOINTS,
-    *events.ENDPOINTS,
-)
+ENDPOINTS: tuple[Endpoint, ...] = tuple(one for subject in _SUBJECTS for one in subject.ENDPOINTS)

@@ -17,14 +17,8 @@ from tidemill.server.http.api.queues import queue_out
 from tidemill.server.http.call import Call, Stream
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.schemas.jobs import JobOut
-from tidemill.server.http.schemas.system import (
-    FindingOut,
-    Health,
-    Stats,
-    Totals,
-    WorkerOut,
-    Workers,
-)
+from tidemill.server.http.schemas.queues import Totals
+from tidemill.server.http.schemas.system import FindingOut, Health, Stats, WorkerOut, Workers
 from tidemill.server.http.stats_stream import event
 
 LOOK_EVERY = 1.0

@@ -27,13 +27,12 @@ from tidemill.core.job import HIDDEN, Put, Record, State
 from tidemill.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeout
 from tidemill.server.http.answer_size import AT_ONCE, find_some, find_with_bodies
 from tidemill.server.http.backend import Backend
-from tidemill.server.http.bodies import as_json, body_out, bytes_of, decode_batch, decode_job
+from tidemill.server.http.bodies import as_json, body_out, bytes_of
 from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
 from tidemill.server.http.schemas import jobs as schemas
-from tidemill.server.tokens import Role
 
 _OPTIONS = frozenset(schemas.JobOptions.__struct_fields__)
 _OF_KEYS = ("on_conflict", "hold", "max_wait")
@@ -128,11 +127,7 @@ def _digest(envelope: Envelope) -> bytes:
 
 
 def _envelope_of(backend: Backend, job: schemas.JobIn, number: int = -1) -> Envelope:
-    """The job of a request; ``number`` is its index in a batch.
-
-    Raises:
-        InvalidOption: the job is invalid; the message has its index.
-    """
+    """The job of a request; ``number`` is its index in a batch."""
     try:
         return _message(backend, job) if job.task is None else _call(backend.mill, job)
     except InvalidOption as error:
@@ -510,51 +505,27 @@ async def delete_matching(call: Call, body: schemas.Matching) -> schemas.Acted:
     return acted
 
 
-OPERATOR = Role.OPERATOR
 ENDPOINTS = (
     Endpoint(
-        "POST",
-        "/v1/jobs",
-        put_job,
-        OPERATOR,
-        status=201,
-        also=(200, 404, 409, 507),
-        decode_large=decode_job,
-        checks_queues=True,
+        "POST", "/v1/jobs", put_job, status=201, also=(200, 404, 409, 507), checks_queues=True
     ),
     Endpoint(
-        "POST",
-        "/v1/jobs/batch",
-        put_jobs,
-        OPERATOR,
-        status=201,
-        also=(404, 409, 507),
-        decode_large=decode_batch,
-        checks_queues=True,
+        "POST", "/v1/jobs/batch", put_jobs, status=201, also=(404, 409, 507), checks_queues=True
     ),
-    Endpoint(
-        "PUT",
-        "/v1/jobs/{job_id}",
-        put_job_by_id,
-        OPERATOR,
-        status=201,
-        also=(200, 409, 507),
-        decode_large=decode_job,
-    ),
+    Endpoint("PUT", "/v1/jobs/{job_id}", put_job_by_id, status=201, also=(200, 409, 507)),
     Endpoint("GET", "/v1/jobs", list_jobs, checks_queues=True),
     Endpoint("GET", "/v1/jobs/{job_id}", get_job, also=(410,)),
     Endpoint("GET", "/v1/jobs/{job_id}/result", get_result, also=(202, 410)),
-    *(
-        Endpoint("POST", f"/v1/jobs/{{job_id}}/{verb}", one, OPERATOR, status=204, also=(409, 410))
-        for verb, one in (("cancel", cancel_job), ("retry", retry_job), ("alter", alter_job))
-    ),
-    Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, OPERATOR, status=204, also=(409, 410)),
-    Endpoint("POST", "/v1/jobs/cancel", cancel_jobs, OPERATOR),
-    Endpoint("POST", "/v1/jobs/retry", retry_jobs, OPERATOR),
-    Endpoint("POST", "/v1/jobs/alter", alter_jobs, OPERATOR),
-    Endpoint("POST", "/v1/jobs/delete", delete_jobs, OPERATOR),
-    Endpoint("POST", "/v1/matching/cancel", cancel_matching, OPERATOR, checks_queues=True),
-    Endpoint("POST", "/v1/matching/retry", retry_matching, OPERATOR, checks_queues=True),
-    Endpoint("POST", "/v1/matching/alter", alter_matching, OPERATOR, checks_queues=True),
-    Endpoint("POST", "/v1/matching/delete", delete_matching, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/jobs/{job_id}/cancel", cancel_job, also=(409, 410)),
+    Endpoint("POST", "/v1/jobs/{job_id}/retry", retry_job, also=(409, 410)),
+    Endpoint("POST", "/v1/jobs/{job_id}/alter", alter_job, also=(409, 410)),
+    Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, also=(409, 410)),
+    Endpoint("POST", "/v1/jobs/cancel", cancel_jobs),
+    Endpoint("POST", "/v1/jobs/retry", retry_jobs),
+    Endpoint("POST", "/v1/jobs/alter", alter_jobs),
+    Endpoint("POST", "/v1/jobs/delete", delete_jobs),
+    Endpoint("POST", "/v1/matching/cancel", cancel_matching, checks_queues=True),
+    Endpoint("POST", "/v1/matching/retry", retry_matching, checks_queues=True),
+    Endpoint("POST", "/v1/matching/alter", alter_matching, checks_queues=True),
+    Endpoint("POST", "/v1/matching/delete", delete_matching, checks_queues=True),
 )

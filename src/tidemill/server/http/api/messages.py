@@ -27,10 +27,8 @@ from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import check_put, check_queues
 from tidemill.server.http.receipts import receipt_of
 from tidemill.server.http.schemas.jobs import MessageOptions, Placed
-from tidemill.server.http.schemas.messages import Reserved, ReservedMany, ReserveIn
-from tidemill.server.http.schemas.tasks import ReserveTasksIn
+from tidemill.server.http.schemas.reservations import Reserved, ReservedMany, ReserveIn
 from tidemill.server.shared_owner import SharedOwner
-from tidemill.server.tokens import Role
 from tidemill.server.waiters import ANSWER_BYTES, ReservedJob, size_of
 
 log = logging.getLogger("tidemill.server")
@@ -52,11 +50,7 @@ async def put_message(call: Call, queue: str, query: MessageOptions, body: Raw) 
 
 
 def value_of(body: Raw) -> Any:
-    """The message in a body: JSON if its Content-Type is JSON, else bytes.
-
-    Raises:
-        Problem: the body is a form, or is not JSON although its Content-Type says so.
-    """
+    """The message in a body: JSON if its Content-Type is JSON, else bytes."""
     kind = body.content_type.partition(";")[0].strip().lower()
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
         raise Problem(
@@ -87,7 +81,7 @@ async def reserve(call: Call, body: ReserveIn) -> ReservedMany:
 async def hand_over(
     call: Call,
     shared_owner: SharedOwner,
-    body: ReserveIn | ReserveTasksIn,
+    body: ReserveIn,
     encode: Callable[[ReservedJob], msgspec.Raw],
 ) -> list[msgspec.Raw]:
     """Reserve jobs, and return them in JSON. A job that cannot be decoded fails, or is released."""
@@ -180,13 +174,6 @@ def _reserved(call: Call, job: ReservedJob) -> Reserved:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/queues/{queue}/messages",
-        put_message,
-        Role.OPERATOR,
-        status=201,
-        also=(200, 409, 507),
-    ),
-    Endpoint("POST", "/v1/reserve", reserve, Role.OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/queues/{queue}/messages", put_message, status=201, also=(200, 409, 507)),
+    Endpoint("POST", "/v1/reserve", reserve, checks_queues=True),
 )

@@ -229,14 +229,14 @@ def _settings_in(body: schemas.LimitIn) -> dict[str, Any]:
     return given
 
 
-OPERATOR, ADMIN = Role.OPERATOR, Role.ADMIN
+ADMIN = Role.ADMIN
 ENDPOINTS = (
     Endpoint("GET", "/v1/queues", list_queues),
     Endpoint("GET", "/v1/queues/{queue}", get_queue),
     Endpoint("PATCH", "/v1/queues/{queue}", change_queue, ADMIN),
-    Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue, OPERATOR),
-    Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, OPERATOR),
-    Endpoint("POST", "/v1/queues/{queue}/retry", retry_queue, OPERATOR),
+    Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue),
+    Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue),
+    Endpoint("POST", "/v1/queues/{queue}/retry", retry_queue),
     Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
     Endpoint("GET", "/v1/queues/{queue}/purges", list_purges),
     Endpoint("POST", "/v1/queues/{queue}/restore", restore_queue, ADMIN),

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-import msgspec
-
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_result
 from tidemill.core.config import storable
@@ -21,24 +19,21 @@ from tidemill.server.http.endpoints import Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.receipts import Receipt
 from tidemill.server.http.schemas.jobs import Done
-from tidemill.server.http.schemas.messages import (
+from tidemill.server.http.schemas.reservations import (
     BuryIn,
     BuryMany,
-    Receipts,
-    ReleaseIn,
-    ReleaseMany,
-    TouchIn,
-    TouchMany,
-)
-from tidemill.server.http.schemas.tasks import (
     CompleteIn,
     CompleteMany,
     FailIn,
     HeartbeatIn,
     HeartbeatOut,
+    Receipts,
+    ReleaseIn,
+    ReleaseMany,
     StoppedIn,
+    TouchIn,
+    TouchMany,
 )
-from tidemill.server.tokens import Role
 
 T = TypeVar("T")
 
@@ -247,39 +242,16 @@ async def _policy_delay(call: Call, receipt: Receipt) -> float:
     return 0.0 if record is None else backoff(record.envelope.retries, record.attempt + 1)
 
 
-OPERATOR = Role.OPERATOR
 ENDPOINTS = (
     *(
-        Endpoint(
-            "POST",
-            f"/v1/reservations/{{receipt}}/{act.__name__}",
-            act,
-            OPERATOR,
-            status=204,
-            also=(409,),
-        )
+        Endpoint("POST", f"/v1/reservations/{{receipt}}/{act.__name__}", act, also=(409,))
         for act in (ack, release, touch, bury, fail, stopped)
     ),
-    Endpoint(
-        "POST",
-        "/v1/reservations/{receipt}/complete",
-        complete,
-        OPERATOR,
-        status=204,
-        also=(409,),
-        decode_large=msgspec.json.Decoder(CompleteIn).decode,
-    ),
-    Endpoint("POST", "/v1/reservations/{receipt}/heartbeat", heartbeat, OPERATOR, also=(409,)),
-    Endpoint("POST", "/v1/ack", ack_many, OPERATOR, checks_queues=True),
-    Endpoint(
-        "POST",
-        "/v1/complete",
-        complete_many,
-        OPERATOR,
-        checks_queues=True,
-        decode_large=msgspec.json.Decoder(CompleteMany).decode,
-    ),
-    Endpoint("POST", "/v1/release", release_many, OPERATOR, checks_queues=True),
-    Endpoint("POST", "/v1/touch", touch_many, OPERATOR, checks_queues=True),
-    Endpoint("POST", "/v1/bury", bury_many, OPERATOR, checks_queues=True),
+    Endpoint("POST", "/v1/reservations/{receipt}/complete", complete, also=(409,)),
+    Endpoint("POST", "/v1/reservations/{receipt}/heartbeat", heartbeat, also=(409,)),
+    Endpoint("POST", "/v1/ack", ack_many, checks_queues=True),
+    Endpoint("POST", "/v1/complete", complete_many, checks_queues=True),
+    Endpoint("POST", "/v1/release", release_many, checks_queues=True),
+    Endpoint("POST", "/v1/touch", touch_many, checks_queues=True),
+    Endpoint("POST", "/v1/bury", bury_many, checks_queues=True),
 )

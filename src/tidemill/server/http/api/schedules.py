@@ -84,20 +84,13 @@ async def delete_schedule(call: Call, name: str) -> None:
     await call.backend.mill.schedules.aremove(name)
 
 
-OPERATOR, ADMIN = Role.OPERATOR, Role.ADMIN
+ADMIN = Role.ADMIN
 ENDPOINTS = (
     Endpoint("GET", "/v1/schedules", list_schedules),
     Endpoint("GET", "/v1/schedules/{name}", get_schedule),
     Endpoint("PUT", "/v1/schedules/{name}", put_schedule, ADMIN, status=201, also=(200, 409, 507)),
-    Endpoint("POST", "/v1/schedules/{name}/pause", pause_schedule, OPERATOR),
-    Endpoint("POST", "/v1/schedules/{name}/resume", resume_schedule, OPERATOR),
-    Endpoint(
-        "POST",
-        "/v1/schedules/{name}/run",
-        run_schedule,
-        OPERATOR,
-        status=201,
-        also=(200, 409, 507),
-    ),
-    Endpoint("DELETE", "/v1/schedules/{name}", delete_schedule, ADMIN, status=204),
+    Endpoint("POST", "/v1/schedules/{name}/pause", pause_schedule),
+    Endpoint("POST", "/v1/schedules/{name}/resume", resume_schedule),
+    Endpoint("POST", "/v1/schedules/{name}/run", run_schedule, status=201, also=(200, 409, 507)),
+    Endpoint("DELETE", "/v1/schedules/{name}", delete_schedule, ADMIN),
 )

@@ -10,8 +10,7 @@ from tidemill.server.http.call import Call
 from tidemill.server.http.endpoints import Endpoint, Raw
 from tidemill.server.http.exchange import require
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.schemas.jobs import Placed, PlacedMany
-from tidemill.server.http.schemas.messages import BindingsOut, PublishQuery
+from tidemill.server.http.schemas.jobs import BindingsOut, Placed, PlacedMany, PublishQuery
 from tidemill.server.tokens import Role
 
 OPERATOR = Role.OPERATOR
@@ -53,8 +52,8 @@ async def unbind_queue(call: Call, queue: str, pattern: str) -> None:
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/topics/{topic}/messages", publish, OPERATOR, status=201, also=(507,)),
+    Endpoint("POST", "/v1/topics/{topic}/messages", publish, status=201, also=(507,)),
     Endpoint("GET", "/v1/queues/{queue}/bindings", list_bindings),
-    Endpoint("PUT", "/v1/queues/{queue}/bindings/{pattern}", bind_queue, OPERATOR, status=204),
-    Endpoint("DELETE", "/v1/queues/{queue}/bindings/{pattern}", unbind_queue, OPERATOR, status=204),
+    Endpoint("PUT", "/v1/queues/{queue}/bindings/{pattern}", bind_queue),
+    Endpoint("DELETE", "/v1/queues/{queue}/bindings/{pattern}", unbind_queue),
 )

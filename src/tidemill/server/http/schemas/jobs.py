@@ -381,3 +381,20 @@ class ResultOut(Struct, kw_only=True):
     encoding: Annotated[OutEncoding, says("the encoding of result")]
     error: Annotated[str | None, says("the last error, as one line")]
     traceback: str | None
+
+
+# -- topics ---------------------------------------------------------------------------------------
+
+
+class PublishQuery(PublishOptions):
+    """The options of a publish; all copies have them. ``mandatory``: 404 if no queue is bound."""
+
+    mandatory: Annotated[
+        bool, says("refuse the message with 404 when no queue is bound to the topic")
+    ] = False
+
+
+class BindingsOut(Struct):
+    """The patterns that a queue is bound to, in order."""
+
+    bindings: list[str]

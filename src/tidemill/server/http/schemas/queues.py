@@ -9,17 +9,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tidemill.server.http.schemas.types import Bound, Count, Positive, Rate, Seconds, Window, says
 
 
-class QueueOut(Struct, kw_only=True):
-    """A queue in numbers. Totals count since the store was created, or the queue last deleted.
+class Totals(Struct, kw_only=True):
+    """Sums over all queues. A number is null when the broker cannot count it."""
 
-    A number is null when the broker cannot count it.
-
-    ``oldest`` is also null when no job is ready. ``consumers`` is present when the broker counts
-    consumers and little else.
-    """
-
-    name: str
-    size: int | None
     waiting: int | None
     scheduled: int | None
     ready: int | None
@@ -31,6 +23,19 @@ class QueueOut(Struct, kw_only=True):
     cancelled: int | None
     expired: int | None
     purged: int | None
+
+
+class QueueOut(Totals, kw_only=True):
+    """A queue in numbers. Totals count since the store was created, or the queue last deleted.
+
+    A number is null when the broker cannot count it.
+
+    ``oldest`` is also null when no job is ready. ``consumers`` is present when the broker counts
+    consumers and little else.
+    """
+
+    name: str
+    size: int | None
     oldest: float | None
     paused: bool
     max_size: int

@@ -49,10 +49,7 @@ _MESSAGE = {
         timeout=_NULL,
         result_ttl=_NULL,
     ),
-    "allOf": [
-        _decoded("body", "body"),
-        _KEYED,
-    ],
+    "allOf": [_decoded("body", "body"), _KEYED],
 }
 
 _CALL = {
@@ -80,10 +77,7 @@ _ALTER: list[dict[str, Any]] = [
 ]
 
 RULES: dict[str, list[dict[str, Any]]] = {
-    "JobIn": [
-        {"oneOf": [_MESSAGE, _CALL]},
-        {"anyOf": [_fields(delay=_NULL), _fields(at=_NULL)]},
-    ],
+    "JobIn": [{"oneOf": [_MESSAGE, _CALL]}, {"anyOf": [_fields(delay=_NULL), _fields(at=_NULL)]}],
     "AlterIn": _ALTER,
     "AlterMany": _ALTER,
     "AlterMatching": _ALTER,
@@ -97,13 +91,7 @@ RULES: dict[str, list[dict[str, Any]]] = {
                 _fields("cron", cron=_TEXT, every=_NULL, at=_NULL),
                 _fields("every", every=_MOMENT, cron=_NULL, at=_NULL),
                 _fields(
-                    "at",
-                    at=_MOMENT,
-                    cron=_NULL,
-                    every=_NULL,
-                    start=_NULL,
-                    end=_NULL,
-                    repeats=_NULL,
+                    "at", at=_MOMENT, cron=_NULL, every=_NULL, start=_NULL, end=_NULL, repeats=_NULL
                 ),
             ]
         },

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from tidemill.server.http.schemas.queues import QueueOut
+from tidemill.server.http.schemas.queues import QueueOut, Totals
 from tidemill.server.http.schemas.types import (
     Cron,
     Epoch,
@@ -136,22 +136,6 @@ class Workers(Struct):
     """All owners that are attached now; null when the broker cannot list them."""
 
     workers: list[WorkerOut] | None
-
-
-class Totals(Struct, kw_only=True):
-    """Sums over all queues. A number is null when the broker cannot count it."""
-
-    waiting: int | None
-    scheduled: int | None
-    ready: int | None
-    running: int | None
-    accepted: int | None
-    succeeded: int | None
-    failed: int | None
-    retried: int | None
-    cancelled: int | None
-    expired: int | None
-    purged: int | None
 
 
 class FindingOut(Struct, kw_only=True):

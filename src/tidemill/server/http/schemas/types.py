@@ -62,13 +62,11 @@ Every = Annotated[str, Meta(extra_json_schema={"pattern": EVERY, "examples": ["1
 _ALIAS = "@(yearly|annually|monthly|weekly|daily|midnight|hourly)"
 CRON = rf"^\s*({_ALIAS}|\S+(\s+\S+){{4,5}})\s*$"
 Cron = Annotated[
-    str,
-    Meta(extra_json_schema={"pattern": CRON, "format": "cron", "examples": ["0 6 * * 1-5"]}),
+    str, Meta(extra_json_schema={"pattern": CRON, "format": "cron", "examples": ["0 6 * * 1-5"]})
 ]
 ZONE = "^[A-Za-z0-9_+/-]+$"
 Zone = Annotated[
-    str,
-    Meta(extra_json_schema={"pattern": ZONE, "format": "zone", "examples": ["Europe/Berlin"]}),
+    str, Meta(extra_json_schema={"pattern": ZONE, "format": "zone", "examples": ["Europe/Berlin"]})
 ]
 
 # -- times and numbers ----------------------------------------------------------------------------
