@@ -351,11 +351,7 @@ def retry_job(runtime: Runtime, job_id: str, *, force: bool = False) -> bool:
 
 
 def retry_jobs(
-    runtime: Runtime,
-    ids: Iterable[str],
-    *,
-    force: bool = False,
-    may: Callable[[str], bool] = _any,
+    runtime: Runtime, ids: Iterable[str], *, force: bool = False, may: Callable[[str], bool] = _any
 ) -> list[bool]:
     """Retry jobs, the first first; False for each refusal. An id of a chain or group is the whole.
 

@@ -427,12 +427,7 @@ class Consumers:
         return Mode(order)
 
     def receive(
-        self,
-        session: Session,
-        owner: str,
-        want: Want,
-        deadline: float,
-        stop: Stop | None,
+        self, session: Session, owner: str, want: Want, deadline: float, stop: Stop | None
     ) -> list[Message]:
         """The next messages for a lent owner; empty after the deadline, a stop or a close."""
         count = want.count

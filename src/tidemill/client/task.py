@@ -51,11 +51,7 @@ C = TypeVar("C")
 log = logging.getLogger("tidemill")
 
 
-HOOKS = {
-    RunOn.SUCCESS: "on_success",
-    RunOn.FAILURE: "on_failure",
-    RunOn.ANY: "on_complete",
-}
+HOOKS = {RunOn.SUCCESS: "on_success", RunOn.FAILURE: "on_failure", RunOn.ANY: "on_complete"}
 
 
 # -- hooks -----------------------------------------------------------------------------------------

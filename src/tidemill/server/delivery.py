@@ -33,11 +33,7 @@ log = logging.getLogger("tidemill.server")
 
 
 def value_in(envelope: Envelope, keys: Sequence[bytes]) -> Any:
-    """The body of a message, or the arguments of a call as a list of positional and named ones.
-
-    Raises:
-        CodecError: the body is not signed as it should be, or cannot be decoded.
-    """
+    """The body of a message, or the arguments of a call as a list of positional and named ones."""
     trusted(envelope, keys)
     value = unpack_pickle(envelope.body) if envelope.pickled else unpack(envelope.body)
     if envelope.is_message:

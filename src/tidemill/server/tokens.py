@@ -76,11 +76,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: str | Path) -> list[Token]:
-    """The tokens of a file.
-
-    Raises:
-        InvalidOption: the file cannot be read, or is not a valid file of tokens.
-    """
+    """The tokens of a file."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -141,11 +137,7 @@ def create(
 
 
 def revoke(path: str | Path, name: str) -> None:
-    """Remove a token from the file.
-
-    Raises:
-        InvalidOption: no token has this name.
-    """
+    """Remove a token from the file."""
     file = Path(path).resolve()
     with _locked(file):
         tokens = read(file)

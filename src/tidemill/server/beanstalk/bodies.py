@@ -38,11 +38,7 @@ _write = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def body_of(mill: Tidemill, envelope: Envelope) -> bytes:
-    """The body of a job for a client.
-
-    Raises:
-        CodecError: the body cannot be decoded, or is not signed as it should be.
-    """
+    """The body of a job for a client."""
     body = value_in(envelope, mill.runtime.keys)
     if envelope.task:
         args, kwargs = body
@@ -60,11 +56,7 @@ def _json(value: Any) -> bytes:
 
 
 def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, call: Call | None) -> Envelope:
-    """The job of a put: a message, or the call in its body.
-
-    Raises:
-        InvalidOption: the task does not take these arguments, or a needed option is missing.
-    """
+    """The job of a put: a message, or the call in its body."""
     if call is not None:
         return _task(mill, tube, job, call, job_id)
     envelope = Envelope(
@@ -83,11 +75,7 @@ def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, call: Call 
 
 
 def call_in(body: bytes) -> Call | None:
-    """The call of a task in a body, if it has one.
-
-    Raises:
-        InvalidOption: the body is nested too deeply.
-    """
+    """The call of a task in a body, if it has one."""
     if not body.lstrip().startswith(b"{"):
         return None
     try:

@@ -344,11 +344,7 @@ class BeanstalkListener:
 
 
 def listener_of(mill: Tidemill, settings: Settings) -> BeanstalkListener | None:
-    """The listener for a server's settings; None when they have no beanstalk port.
-
-    Raises:
-        InvalidOption: the settings are invalid or unsafe.
-    """
+    """The listener for a server's settings; None when they have no beanstalk port."""
     if not settings.beanstalk:
         return None
     host, _, port = settings.beanstalk.rpartition(":")

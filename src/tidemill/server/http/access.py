@@ -50,11 +50,7 @@ class Access:
         self._rate = RateLimiter(settings.rate, settings.burst) if settings.rate else None
 
     def check_origin(self, method: str, host: str, origin: str, site: str) -> None:
-        """Refuse a request from a page of another site, or with another Host.
-
-        Raises:
-            Problem: the request comes from another site, or for another host.
-        """
+        """Refuse a request from a page of another site, or with another Host."""
         if self.tokens is not None:  # a page of another site cannot send a token
             return
         name = host.lower()
@@ -74,11 +70,7 @@ class Access:
             raise Problem("forbidden", "a page of another site may not change anything here")
 
     def identify(self, authorization: str) -> Client:
-        """Find the sender of a request.
-
-        Raises:
-            Problem: the request has no token, or an unknown token.
-        """
+        """Find the sender of a request."""
         if self.tokens is None:
             return Client("", self._untold)
         secret = bearer_token(authorization)
@@ -94,11 +86,7 @@ class Access:
         return Client(token.name, token.rank, token)
 
     def check_rate(self, client: str) -> None:
-        """Count a request of a token or an address.
-
-        Raises:
-            Problem: the client has sent too many requests.
-        """
+        """Count a request of a token or an address."""
         if self._rate is None:
             return
         wait = self._rate.take(client)

@@ -109,11 +109,7 @@ class Backend:
         return error if time.monotonic() - when < REFUSED else ""
 
     async def settle(self, receipt: Receipt, verdict: Verdict) -> bool:
-        """Settle a job; False when its lease was lost. A repeated request gets the same answer.
-
-        Raises:
-            Problem: the receipt has settled the job with another outcome.
-        """
+        """Settle a job; False when its lease was lost. A repeated request gets the same answer."""
         shared_owner = self._shared_owner_of(receipt)
         if shared_owner is not None:
             done = await shared_owner.settle(verdict)
@@ -136,11 +132,7 @@ class Backend:
         )
 
     async def touch(self, receipt: Receipt, seconds: float, notes: Sequence[Note] = ()) -> bool:
-        """Restart the ttr of a job, and store its progress and log; False when its lease was lost.
-
-        Raises:
-            Problem: the receipt has settled the job.
-        """
+        """Restart a job's ttr, and store its progress and log; False when its lease was lost."""
         shared_owner = self._shared_owner_of(receipt)
         if shared_owner is not None:
             done = await shared_owner.touch(receipt.token, seconds, notes=notes)
@@ -174,11 +166,7 @@ class Backend:
         return await self.mill.runtime.threaded(function, *args)
 
     async def open(self) -> None:
-        """Connect to the store.
-
-        Raises:
-            BrokerUnavailable: the store cannot be reached.
-        """
+        """Connect to the store."""
         broker = await asyncio.to_thread(lambda: self.mill.broker)
         self._waits = Waits(broker)
         self._shared_owner = self._new_shared_owner()

@@ -69,11 +69,7 @@ class DashboardMount:
         return User(exchange.name, Role(exchange.role)) if exchange.known else None
 
     def _user_of(self, token: str) -> User | None:
-        """The user of a token that somebody logs in with.
-
-        Raises:
-            InvalidOption: the token is for some queues only.
-        """
+        """The user of a token that somebody logs in with."""
         try:
             client = self._access.identify(f"Bearer {token}")
         except Problem:

@@ -101,9 +101,6 @@ class Exchange:
         """Use at least ``size`` bytes of the budget, until :meth:`release`.
 
         Without ``check`` the budget may be exceeded: a finished call must be answered.
-
-        Raises:
-            Problem: the budget has no room for these bytes.
         """
         budget, more = self._budget, max(0, size - self._held)
         if check and budget.held + more > budget.most:
@@ -125,12 +122,7 @@ class Exchange:
     # -- reading the body -------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check the headers, before the body is read.
-
-        Raises:
-            Problem: a header is repeated, and a proxy in front may have read another value of it;
-                or the body is too large, or compressed.
-        """
+        """Check the headers. A proxy in front may have read another value of a repeated header."""
         if self._repeated:
             name = self._repeated.decode()
             raise Problem("invalid-request", f"the request has the header {name} twice; send one")
@@ -177,11 +169,7 @@ class Exchange:
         return message
 
     async def body(self) -> bytes:
-        """The whole body.
-
-        Raises:
-            ClientGone: the client went away first.
-        """
+        """The whole body."""
         parts: list[bytes] = []
         while (message := await self.receive())["type"] == "http.request":
             parts.append(message.get("body", b""))
@@ -274,9 +262,6 @@ def require(scope: Scope, role: Role, *, whole: bool = True) -> Exchange:
     """The exchange of a request whose client has the role.
 
     With ``whole`` a token for some queues is refused, since the route concerns the whole store.
-
-    Raises:
-        Problem: the client does not have the role, or its token is for some queues.
     """
     exchange: Exchange = scope["tidemill.exchange"]
     if exchange.role < role:

@@ -26,11 +26,7 @@ def allowed_queues(exchange: Exchange) -> tuple[str, ...]:
 
 
 def check_queues(exchange: Exchange, queues: Iterable[str]) -> None:
-    """Check that the token is for these queues.
-
-    Raises:
-        Problem: the token is not for one of the queues.
-    """
+    """Check that the token is for these queues."""
     known = allowed_queues(exchange)
     for queue in queues if known else ():
         if queue not in known:
@@ -44,9 +40,6 @@ def check_put(
 
     A key is unique in all queues, so a job of another queue may have it. A limit that a request
     gives changes the limit of this name for all queues. ``given`` has the options of the requests.
-
-    Raises:
-        Problem: the token may not put one of the jobs.
     """
     if not allowed_queues(exchange):
         return
@@ -64,9 +57,6 @@ async def check_path(
     """Check the queue or the job in a path. A path without queue, job and receipt is refused.
 
     With ``known`` the endpoint itself checks the queues in its body.
-
-    Raises:
-        Problem: the token may not use the path.
     """
     for name, value in zip(names, values, strict=True):
         if name == "queue":

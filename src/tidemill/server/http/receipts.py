@@ -88,11 +88,7 @@ def sealed(receipt: str, secret: str) -> str:
 
 
 def parse(receipt: str, secret: str = "") -> Receipt:
-    """The parts of a receipt. With a ``secret`` it must be sealed for the token with this hash.
-
-    Raises:
-        Problem: the receipt is invalid, or its message had ttr 0.
-    """
+    """The parts of a receipt. With a ``secret`` it must be sealed for the token with this hash."""
     if secret and not hmac.compare_digest(sealed(receipt, secret).encode(), receipt.encode()):
         raise _none(receipt)
     plain = receipt.partition("~")[0]

@@ -45,12 +45,7 @@ class TaskOwners:
 
     @contextlib.asynccontextmanager
     async def use(self, tasks: Sequence[str]) -> AsyncIterator[SharedOwner]:
-        """The shared owner for these tasks; it stays open while the context lasts.
-
-        Raises:
-            Problem: there are too many shared owners.
-            TidemillError: the store cannot be reached.
-        """
+        """The shared owner for these tasks; it stays open while the context lasts."""
         names = tuple(sorted(set(tasks)))
         entry = self._entries.get(names) or self._open(names)
         entry.clients += 1

@@ -219,22 +219,14 @@ class Waits:
         return self._ends is not None
 
     async def until_ended(self, ids: Sequence[str], timeout: float, *, first: bool = False) -> None:
-        """Wait until all jobs have ended (with ``first``, one job), at most ``timeout`` seconds.
-
-        Raises:
-            BrokerUnavailable: the store cannot be reached.
-        """
+        """Wait until all jobs have ended (with ``first``, one job), at most ``timeout`` seconds."""
         if self._closed or not ids:
             return
         watches = {job_id: self._watch_of(job_id) for job_id in ids}
         await self._until(_Wait(1 if first else len(watches)), watches, timeout)
 
     async def until_room(self, queue: str, timeout: float) -> bool:
-        """Wait until the queue has room; False when the time is over.
-
-        Raises:
-            TidemillError: the store cannot be asked.
-        """
+        """Wait until the queue has room; False when the time is over."""
         watch = self._queues.get(queue)
         if watch is None or timeout <= 0:
             if await asyncio.to_thread(self._broker.wait_space, queue, 0.0):
