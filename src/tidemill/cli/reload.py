@@ -9,9 +9,7 @@ import threading
 
 log = logging.getLogger("tidemill.reload")
 
-EVERY = 1.0
-"""Seconds between two checks."""
-
+EVERY = 1.0  # seconds between two checks
 _SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
 
 

@@ -17,8 +17,7 @@ from tidemill.cli.cpu_limit import usable_cores
 from tidemill.core.config import check_name
 from tidemill.core.log_output import LogSettings, log_output
 
-_CHECKS = 1.0
-"""Seconds between two checks of the parent process where the kernel sends no signal."""
+_CHECKS = 1.0  # seconds between two checks of the parent process where the kernel sends no signal
 
 
 @click.command()

@@ -28,9 +28,7 @@ from tidemill.core.converters import Converter, converter_of, full_name, remedy
 from tidemill.core.envelope import RESULT_NOT_KEPT, Envelope, Ref
 from tidemill.errors import BadSignature, CodecError, InvalidOption, ResultNotKept
 
-MAX_BODY = 1024 * 1024
-"""The most bytes of a body."""
-
+MAX_BODY = 1024 * 1024  # the most bytes of a body
 MAX_RESULT = 15 * 1024 * 1024
 """The most bytes of a result. A large write delays other writes; Redis refuses over 512 MiB."""
 

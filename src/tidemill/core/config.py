@@ -22,11 +22,8 @@ from tidemill.errors import InvalidOption
 MAX_NAME = 200
 """The most bytes of an id, queue, key or task name (an LMDB key has at most 511 bytes)."""
 
-MAX_SECONDS = 100 * 365 * 86400.0
-"""A hundred years: a longer duration is a mistake of units."""
-
-LATEST = 2.0**37
-"""Epoch seconds, in the year 6325: a later time is a mistake of units."""
+MAX_SECONDS = 100 * 365 * 86400.0  # a hundred years: a longer duration is a mistake of units
+LATEST = 2.0**37  # epoch seconds, in the year 6325: a later time is a mistake of units
 
 Seconds = float | int | dt.timedelta | str
 """A duration: seconds, a timedelta, or a text such as ``"5 minutes"``."""

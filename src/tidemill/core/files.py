@@ -22,8 +22,7 @@ from tidemill.errors import BrokerUnavailable
 
 _OPENED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _PATH_ONLY = getattr(os, "O_PATH", 0)
-_FIRST = 3
-"""The first descriptor after standard input, standard output and standard error."""
+_FIRST = 3  # the first descriptor after standard input, standard output and standard error
 
 
 def take_standard_descriptors() -> None:

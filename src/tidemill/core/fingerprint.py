@@ -33,8 +33,7 @@ _VALUES = re.compile(
     """,
     re.VERBOSE,
 )
-_MESSAGE_MOST = 500
-"""The most characters of an error that count for its fingerprint."""
+_MESSAGE_MOST = 500  # the most characters of an error that count for its fingerprint
 
 
 class Failure(NamedTuple):

@@ -53,8 +53,7 @@ def _new_mark() -> Any:
     return _ProcessId()
 
 
-mark = _new_mark()
-"""``mark[0]`` is false in a forked child that has not called the hooks."""
+mark = _new_mark()  # ``mark[0]`` is false in a forked child that has not called the hooks
 
 
 def after_fork(hook: Callable[[], object]) -> None:

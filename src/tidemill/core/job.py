@@ -64,9 +64,7 @@ DEFAULT_TTR = 60.0
 """The seconds in which a consumer must acknowledge a message that was put without ``ttr``."""
 
 
-HIDDEN = "hidden"
-"""The text in the place of a value that a person or program may not see."""
-
+HIDDEN = "hidden"  # the text in the place of a value that a person or program may not see
 CONSUMER_DIED = "its consumer died"
 NOT_STARTED = "cancelled before it started"
 WHILE_RUNNING = "cancelled while it was running"

@@ -187,8 +187,7 @@ class Stopping:
         return self._event.is_set()
 
 
-NEVER = Stopping()
-"""The event of jobs that run outside a worker."""
+NEVER = Stopping()  # the event of jobs that run outside a worker
 
 
 class LongLock:

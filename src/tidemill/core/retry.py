@@ -55,8 +55,7 @@ later failures double from 1 s to 5 minutes. The 20th failure ends the message.
 """
 
 
-BY_POLICY = -1.0
-"""The delay of a verdict that leaves the delay to the job's policy, also for tasks."""
+BY_POLICY = -1.0  # the delay of a verdict that leaves the delay to the job's policy, also for tasks
 
 
 def backoff(policy: RetryPolicy, attempt: int) -> float:
@@ -185,8 +184,7 @@ def check_retry_rule(value: object) -> RetryRule | None:
     return RetryRule(on, never, when) if on or never or when is not None else None
 
 
-DELAY_MOST = 100 * 365 * 86400.0
-"""A hundred years: a longer delay is a mistake of units."""
+DELAY_MOST = 100 * 365 * 86400.0  # a hundred years: a longer delay is a mistake of units
 
 
 def _check_delay(what: str, delay: float) -> float:

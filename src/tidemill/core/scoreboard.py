@@ -43,8 +43,7 @@ _TOKEN = struct.Struct("=Q")
 _REST = struct.Struct("=Qdd")
 _SLOT = struct.Struct("=QQdd")
 _TIME = struct.Struct("=d")
-_HEADER = (1 << 64) - 1
-"""The mark of a header, in place of a token."""
+_HEADER = (1 << 64) - 1  # the mark of a header, in place of a token
 
 
 def allocate(fd: int, size: int) -> None:

@@ -399,8 +399,7 @@ def write_unkilled(fd: int, data: bytes) -> None:
 
 # -- the shield ------------------------------------------------------------------------------------
 
-PAUSE = 0.0005
-"""Seconds between two checks of a thread that waits for its exception."""
+PAUSE = 0.0005  # seconds between two checks of a thread that waits for its exception
 
 _threads: dict[int, int] = {}
 _aimed: dict[int, Callable[[], None]] = {}

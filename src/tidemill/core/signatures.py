@@ -18,8 +18,7 @@ from tidemill.core.envelope import Envelope
 from tidemill.core.job import Lease, Outcome, Verdict
 from tidemill.errors import BadSignature
 
-COMES_AGAIN = 30.0
-"""Seconds until a message is ready again after an app without keys released it."""
+COMES_AGAIN = 30.0  # seconds until a message is ready again after an app without keys released it
 
 
 class KeysMissing(BadSignature):

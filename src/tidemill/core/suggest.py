@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _LISTED = 20
-_LONGEST = 200
-"""Characters of a wrong name that are compared."""
+_LONGEST = 200  # characters of a wrong name that are compared
 
 # The options of other task queues, by the tidemill option for the same thing. They do not work. The
 # pages ``docs/how-to/from-*.md`` translate all other names.

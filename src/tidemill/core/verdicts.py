@@ -24,8 +24,7 @@ MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.SNOOZE})
 """The outcomes that refund the tokens of limits, if the job has not run under its lease."""
 
 _UNKNOWN = "no worker knows task "
-_LEAST, _MOST = 1.0, 30.0
-"""Seconds until the next try of a job of an unknown task."""
+_LEAST, _MOST = 1.0, 30.0  # seconds until the next try of a job of an unknown task
 _SPREAD = 0.6
 """The smallest part of a delay that is used. Whole batches would otherwise be due at one time."""
 

@@ -14,9 +14,7 @@ from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import size
 from tidemill.errors import StoreFull
 
-NEARLY = 0.9
-"""The map counts as nearly full when puts have used more than this part of their room."""
-
+NEARLY = 0.9  # the map counts as nearly full when puts have used more than this part of their room
 _LOOK_AGAIN = 0.5  # seconds between two checks of the write lock; a commit takes milliseconds
 
 

@@ -15,8 +15,7 @@ from tidemill.brokers.contract.inspection import Filter, Inspection, Page, Queue
 from tidemill.core.job import Owner, Record, State
 from tidemill.core.scoreboard import runs_by_name
 
-MOST = 1000
-"""The most leased jobs that a look reads."""
+MOST = 1000  # the most leased jobs that a look reads
 
 
 class Held(msgspec.Struct, frozen=True):

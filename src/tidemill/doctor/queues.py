@@ -16,15 +16,10 @@ from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import duration
 from tidemill.limits.arithmetic import LimitStats
 
-OLD = 300.0
-"""Seconds after which a ready job counts as old."""
-
-_LOOK = 500
-"""The most scheduled jobs that the check of unknown tasks looks at."""
-
+OLD = 300.0  # seconds after which a ready job counts as old
+_LOOK = 500  # the most scheduled jobs that the check of unknown tasks looks at
 _SAMPLE = 50
-_MOST = 10
-"""The most queues, limits or tasks of one kind that the report lists."""
+_MOST = 10  # the most queues, limits or tasks of one kind that the report lists
 
 
 def backlog(seen: Seen) -> Iterator[Finding]:

@@ -16,9 +16,7 @@ from tidemill.errors import CodecError
 from tidemill.schedules import record as kept
 from tidemill.schedules.declare import Schedule
 
-_SINCE = 86_400.0
-"""A schedule is looked at when its task had a failure within these seconds."""
-
+_SINCE = 86_400.0  # a schedule is looked at when its task had a failure within these seconds
 _TASKS_MOST, _LOOK = 10, 2000
 """The most tasks whose latest jobs are read, and the jobs among which these are sought."""
 

@@ -42,12 +42,8 @@ class ScheduleOptions(TypedDict, total=False):
 
 OPTIONS = tuple(ScheduleOptions.__annotations__)
 
-_NO_END = 6325
-"""A schedule whose end is in this year or later has no end."""
-
-LEAST = 0.01
-"""The shortest interval, in seconds."""
-
+_NO_END = 6325  # a schedule whose end is in this year or later has no end
+LEAST = 0.01  # the shortest interval, in seconds
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",

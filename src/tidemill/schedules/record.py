@@ -33,20 +33,14 @@ from tidemill.core.envelope import Envelope, Planned
 from tidemill.errors import CodecError
 from tidemill.schedules.rules import Rule, next_time, times
 
-AT_ONCE = 100
-"""One step puts jobs for at most this many missed times."""
-
+AT_ONCE = 100  # one step puts jobs for at most this many missed times
 MOST_MISSED = 10_000
 """With ``catch_up``, at most about this many missed times get a job: the latest."""
 
 DAY = 86_400.0
 
-FORGET = 30 * 86_400.0
-"""Seconds after which a schedule without a living declarer is removed."""
-
-SKEW = 60.0
-"""Seconds by which the clocks of machines that share a store may differ."""
-
+FORGET = 30 * 86_400.0  # seconds after which a schedule without a living declarer is removed
+SKEW = 60.0  # seconds by which the clocks of machines that share a store may differ
 ABOUT = 10.0
 """Seconds by which a time relative to ``datetime.now()`` may differ from the expected time."""
 

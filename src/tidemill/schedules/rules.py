@@ -20,8 +20,7 @@ import msgspec
 from tidemill.schedules.cron import cron_after
 from tidemill.schedules.local_time import UTC, instant, local_time
 
-UNITS = ("day", "week", "month", "year")
-"""Units of a calendar period."""
+UNITS = ("day", "week", "month", "year")  # units of a calendar period
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -30,15 +30,12 @@ from tidemill.core.crash_points import point
 from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
 
-PAGE = 500
-"""The most rows that one step adds."""
-
+PAGE = 500  # the most rows that one step adds
 _NOTE = "move"
 _WINDOWS = {MINUTE: HOUR, HOUR: 24 * HOUR}
 """Seconds of history that one read covers, by the span of the rows."""
 
-_Place = tuple[str, int, int, str]
-"""The last row that was copied: its kind, span, time and name."""
+_Place = tuple[str, int, int, str]  # the last row that was copied: its kind, span, time and name
 
 
 def copy_history(source: Store, target: Store, mark: str) -> None:

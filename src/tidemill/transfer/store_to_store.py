@@ -27,12 +27,8 @@ from tidemill.transfer.history import copy_history
 from tidemill.transfer.progress import Moved
 from tidemill.transfer.to_rabbitmq import check_fits, put_all
 
-PAGE = 500
-"""The most jobs that move in one commit."""
-
-_LOOK = 0.2
-"""Seconds between two checks for running jobs."""
-
+PAGE = 500  # the most jobs that move in one commit
+_LOOK = 0.2  # seconds between two checks for running jobs
 _FINISHED = frozenset(state for state in State if state.finished)
 PASSES: tuple[tuple[frozenset[State], Callable[[Record], bool]], ...] = (
     # Workers may run on the target meanwhile. So a job moves before the jobs that need it.

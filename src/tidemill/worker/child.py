@@ -50,8 +50,7 @@ NOTICE = 5.0
 """Seconds that a job has to clean up when its worker stops. The time is at most half the shutdown
 timeout."""
 
-GAVE_UP = 70
-"""Exit code of a process that cannot go on. Any of its running jobs may be the reason."""
+GAVE_UP = 70  # exit code of a process that cannot go on. Any of its running jobs may be the reason.
 
 
 class Child:
@@ -420,8 +419,7 @@ def _kill_group() -> None:
     kill(getpid(), signal.SIGKILL)
 
 
-_LOOKS, _PAUSE = 30, 0.01
-"""The number of checks for the parent, and the seconds between two checks."""
+_LOOKS, _PAUSE = 30, 0.01  # the number of checks for the parent, and the seconds between two checks
 
 
 def is_orphan(parent: int) -> bool:

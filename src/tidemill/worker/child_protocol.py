@@ -37,11 +37,8 @@ log = SafeLog("tidemill.worker")
 
 _LENGTH = struct.Struct("=I")
 _READ = 1 << 16  # bytes of one read; for more than 128 KiB, malloc maps new memory each time
-_LINES_MOST = 100
-"""Log lines of a job that the store keeps."""
-
-_LOOK_AT = 1000
-"""If more notes than this wait, the notes that the store would not keep are dropped."""
+_LINES_MOST = 100  # log lines of a job that the store keeps
+_LOOK_AT = 1000  # if more notes than this wait, the notes that the store would not keep are dropped
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -40,9 +40,7 @@ Concluded = tuple[Verdict, Lease | None, Envelope | None]
 """A verdict, its lease, and the envelope if it is decoded. The lease may be None if the job was
 withdrawn before its start."""
 
-TRACEBACK_MOST = 2_000
-"""Characters that a sample keeps from the end of a traceback."""
-
+TRACEBACK_MOST = 2_000  # characters that a sample keeps from the end of a traceback
 _HOST = socket.gethostname()
 _encode = msgspec.msgpack.Encoder().encode
 _SUCCESS = int(Outcome.SUCCESS)

@@ -30,20 +30,11 @@ from tidemill.worker.parts import Part
 
 log = logging.getLogger("tidemill.worker")
 
-KEEP = 30 * 86_400.0
-"""Seconds for which a declaration is kept after a worker has last renewed it."""
-
-RENEW = 86_400.0
-"""Seconds after which a worker renews its declarations."""
-
-AT_ONCE = 1000
-"""Declarations stored in one call."""
-
-PIECE = 500
-"""Jobs that a worker looks at in one turn, to find those that wait for a new task."""
-
-WITHOUT_ROOM = 30.0
-"""Seconds until a worker tries again to store declarations that found no room."""
+KEEP = 30 * 86_400.0  # seconds for which a declaration is kept after a worker has last renewed it
+RENEW = 86_400.0  # seconds after which a worker renews its declarations
+AT_ONCE = 1000  # declarations stored in one call
+PIECE = 500  # jobs that a worker looks at in one turn, to find those that wait for a new task
+WITHOUT_ROOM = 30.0  # seconds until a worker tries again to store declarations that found no room
 
 
 class TaskDeclarations(Part):

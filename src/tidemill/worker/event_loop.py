@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 log = SafeLog("tidemill.worker")
 
-BLOCKED_AFTER = 1.0
-"""Seconds without an answer after which the loop counts as blocked."""
+BLOCKED_AFTER = 1.0  # seconds without an answer after which the loop counts as blocked
 
 
 def new_runner() -> asyncio.Runner:

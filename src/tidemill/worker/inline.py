@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill")
 
-_PLACES = (Ref(()),)
-"""Stands in the body for the first argument, which passes through no codec."""
+_PLACES = (Ref(()),)  # stands in the body for the first argument, which passes through no codec
 
 
 def run_inline(runtime: Runtime, call: Call[Any], *, job_id: str = "", first: Any = ()) -> Job[Any]:

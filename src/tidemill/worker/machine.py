@@ -138,8 +138,7 @@ class _Thread:
         self._thread.join(self._patience)
 
 
-Body = Spawned | _Thread
-"""What a worker process is made of."""
+Body = Spawned | _Thread  # what a worker process is made of
 
 
 class Machine:
@@ -230,9 +229,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-PATIENCE = 5.0
-"""Seconds to wait for the end of the guard."""
-
+PATIENCE = 5.0  # seconds to wait for the end of the guard
 _CODE = """
 import os, signal, sys
 groups = set()

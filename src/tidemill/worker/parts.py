@@ -43,9 +43,7 @@ RELEASES_KEPT = 90 * 86_400.0
 ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
 """Seconds between two checks for jobs on their way to the worker: at first, and at most."""
 
-REPORT_KEPT = 600
-"""Seconds after which a report that nobody has fetched is deleted."""
-
+REPORT_KEPT = 600  # seconds after which a report that nobody has fetched is deleted
 PRINTED = "printed"
 """The id of a question of the worker itself: the answers are printed on stderr, not stored."""
 

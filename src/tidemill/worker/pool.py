@@ -32,9 +32,7 @@ log = logging.getLogger("tidemill.worker")
 _SNOOZE = int(Outcome.SNOOZE)
 """A plain int: every verdict is compared with this value, and an int is faster than an enum."""
 
-UNKNOWN_MOST = 1000
-"""The most unknown tasks that a worker logs."""
-
+UNKNOWN_MOST = 1000  # the most unknown tasks that a worker logs
 STUCK_MOST = 3
 """The largest number of stuck processes that may run on for their other jobs, for each process of
 the worker."""
@@ -42,9 +40,7 @@ the worker."""
 ENDING_MOST = 8
 """The most processes that may take their time to end, for each process of the worker."""
 
-SAY_AGAIN = 60.0
-"""Seconds between two lines about a process that does not die of SIGKILL."""
-
+SAY_AGAIN = 60.0  # seconds between two lines about a process that does not die of SIGKILL
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0
 """Seconds: the longest pause before a start, and the age up to which a death without jobs is a

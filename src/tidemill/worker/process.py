@@ -345,11 +345,8 @@ class WorkerProcess:
         self._body.bury()
 
 
-LAST_ATTEMPT = 3600.0
-"""Seconds that neighbours may run on when one of them has no attempt left."""
-
-SILENT = 5.0
-"""Seconds without a heartbeat after which a process with a stuck job counts as blocked."""
+LAST_ATTEMPT = 3600.0  # seconds that neighbours may run on when one of them has no attempt left
+SILENT = 5.0  # seconds without a heartbeat after which a process with a stuck job counts as blocked
 
 
 class StuckJobs:

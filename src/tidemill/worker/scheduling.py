@@ -31,15 +31,9 @@ AT_ONCE = 1000
 """The most schedules fired in one step. Each step costs two commits: one to hand the schedules out,
 one to fire."""
 
-UNREADABLE = 60.0
-"""Seconds until the next try to fire a schedule that this worker cannot fire."""
-
-WITHOUT_ROOM = 30.0
-"""Seconds until a worker tries again to store schedules that found no room."""
-
-CLOCK_EVERY = 60.0
-"""Seconds between two looks at the store's clock."""
-
+UNREADABLE = 60.0  # seconds until the next try to fire a schedule that this worker cannot fire
+WITHOUT_ROOM = 30.0  # seconds until a worker tries again to store schedules that found no room
+CLOCK_EVERY = 60.0  # seconds between two looks at the store's clock
 _PAGE = 1000
 
 _WHY = {

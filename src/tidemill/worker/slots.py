@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 TICK = 0.05
 """Seconds from one tick of a busy process to the next. Prefetched jobs are work for one tick."""
 
-MOST = 4000
-"""Leases that a process holds in advance at most."""
+MOST = 4000  # leases that a process holds in advance at most
 
 
 class Prefetch:

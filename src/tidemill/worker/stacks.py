@@ -29,9 +29,7 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 """Numbers of the system call that signals one thread of another process; libc has no name for it
 before glibc 2.30."""
 
-PATIENCE = 0.3
-"""Seconds that the threads have to write their stacks."""
-
+PATIENCE = 0.3  # seconds that the threads have to write their stacks
 _LOOK = 0.005  # seconds between two looks at the file
 _STILL = 10  # looks without a change, after which a stack counts as whole whatever its end is
 

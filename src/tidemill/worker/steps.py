@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill.worker")
 
-LAST_STEP = 10.0
-"""Seconds for which the worker repeats its last step if the store is away or full."""
-
+LAST_STEP = 10.0  # seconds for which the worker repeats its last step if the store is away or full
 SHORT_FOR = 60.0
 """Seconds in which a worker leases no job in advance, after a full store has refused a step."""
 
@@ -351,14 +349,9 @@ class RefusedVerdicts:
         return answer.settled
 
 
-KEPT_FOR = 60.0
-"""Seconds for which verdicts that the store has taken are remembered."""
-
-KEPT_MOST = 10_000
-"""Verdicts remembered at most."""
-
-KEPT_BYTES = 32 * 1024 * 1024
-"""Bytes of results remembered at most."""
+KEPT_FOR = 60.0  # seconds for which verdicts that the store has taken are remembered
+KEPT_MOST = 10_000  # verdicts remembered at most
+KEPT_BYTES = 32 * 1024 * 1024  # bytes of results remembered at most
 
 
 class HeldLeases:

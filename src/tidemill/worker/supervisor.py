@@ -65,9 +65,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill.worker")
 
-CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3
-"""Exit codes."""
-
+CLEAN, INTERRUPTED, UNUSABLE, UNREACHABLE = 0, 1, 2, 3  # exit codes
 SAME_SIGNAL = 0.2
 """Seconds within which a second TERM or INT is ignored. Process managers signal the worker and its
 group, so one order to stop arrives twice."""
@@ -79,15 +77,9 @@ The scoreboard stays for the next worker, which counts an attempt for each job o
 FIRST_STARTS = 3
 """The most processes that a worker starts for its first one, if each is killed at its start."""
 
-FIRST_PAUSE = 0.25
-"""Seconds between two looks whether the next first process may start."""
-
-LONGEST_SLEEP = 3600.0
-"""Seconds that the main thread sleeps at most."""
-
-TASKS_MOST = 30
-"""Tasks that the banner names."""
-
+FIRST_PAUSE = 0.25  # seconds between two looks whether the next first process may start
+LONGEST_SLEEP = 3600.0  # seconds that the main thread sleeps at most
+TASKS_MOST = 30  # tasks that the banner names
 PATIENCE = 30.0
 """Seconds that running jobs have to finish at the end of a worker in the caller's process."""
 

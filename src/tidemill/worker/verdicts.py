@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 log = SafeLog("tidemill.worker")
 
-LINES_MOST = 200
-"""Lines a second that all processes of a worker write together."""
-
+LINES_MOST = 200  # lines a second that all processes of a worker write together
 END = "%s[%s] %s %s %.3f s (queue %s, attempt %d%s)"
 """The end of a run in a line of the log; :func:`end_values` has the values."""
 
@@ -50,9 +48,7 @@ _FAILED, _CANCELLED = END + ": %s; %s", END + ": %s"
 _AROUND_THE_TASK = ("tidemill.worker", "tidemill.client.middleware", "tidemill.otel")
 """Modules whose frames lie between the worker and the task."""
 
-ERROR_MOST = 2_000
-"""Characters that are kept of an error."""
-
+ERROR_MOST = 2_000  # characters that are kept of an error
 TRACEBACK_MOST = 16_000
 """Characters that are kept of a traceback: half of them from its beginning, half from its end."""
 

@@ -22,9 +22,7 @@ from tidemill.workflows.planner import Piece, Plan, step_id
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
-JOBS_PER_PUT = 2000
-"""A plan with more jobs than this takes several puts."""
-
+JOBS_PER_PUT = 2000  # a plan with more jobs than this takes several puts
 MOST_SECONDS_BETWEEN_PUTS = 60.0
 """When an iterator gives members slowly, jobs are put after this time, even if they are few."""
 

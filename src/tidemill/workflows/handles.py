@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 H = TypeVar("H")
 R = TypeVar("R")
 
-REDRAW = 0.2
-"""Seconds between two updates of a visible progress bar."""
+REDRAW = 0.2  # seconds between two updates of a visible progress bar
 
 
 class JobGroup(Generic[R]):

@@ -21,8 +21,7 @@ from tidemill.errors import JobPruned
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
-LOOK_AGAIN = 1.0
-"""Seconds until a job looks again at a parent that was retried before the job ran."""
+LOOK_AGAIN = 1.0  # seconds until a job looks again at a parent that was retried before the job ran
 
 
 class ParentResults:

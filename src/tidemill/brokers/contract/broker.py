@@ -44,8 +44,7 @@ from tidemill.core.job import Owner, Put
 KEEP_ATTEMPTS = 20
 """The number of latest attempts in a job's history. The counter of attempts counts them all."""
 
-SMALL_RESULT = 512
-"""The size in bytes of a result that even a full store keeps."""
+SMALL_RESULT = 512  # the size in bytes of a result that even a full store keeps
 
 
 class Broker(Protocol):

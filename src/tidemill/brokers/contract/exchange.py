@@ -12,8 +12,7 @@ from tidemill.brokers.contract.schedules import Schedule
 from tidemill.core.job import Command, Lease, Note, Verdict
 from tidemill.errors import InvalidOption, TidemillError
 
-MAX_NONCE = 100
-"""The most characters of a nonce."""
+MAX_NONCE = 100  # the most characters of a nonce
 
 
 class Mode(enum.StrEnum):

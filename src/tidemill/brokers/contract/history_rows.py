@@ -137,9 +137,7 @@ BUCKETS = 32
 WAITS = slice(6, 6 + BUCKETS)
 RUNS = slice(6 + BUCKETS, 6 + 2 * BUCKETS)
 CANCELLED = 6 + 2 * BUCKETS
-WIDTH = CANCELLED + 1
-"""The length of a row of ``task``."""
-
+WIDTH = CANCELLED + 1  # the length of a row of ``task``
 QUEUE_TOTALS = ("accepted", "succeeded", "failed", "retried", "cancelled", "expired", "purged")
 QUEUE_STATES = ("waiting", "scheduled", "ready", "running")
 

@@ -95,8 +95,7 @@ def check_users(queue: str) -> None:
         raise InvalidOption(f"queue {GROUPS} has the records of groups; delete a group by its id")
 
 
-LOOK_MOST = 200_000
-"""The most jobs that one page of a search by ``id_suffix`` looks at."""
+LOOK_MOST = 200_000  # the most jobs that one page of a search by ``id_suffix`` looks at
 
 
 class Filter(msgspec.Struct, kw_only=True, frozen=True):
@@ -146,8 +145,7 @@ class Page(msgspec.Struct):
     cursor: str = ""
 
 
-TOTALS = (*QUEUE_STATES, *QUEUE_TOTALS)
-"""The numbers of queues that are summed over all queues."""
+TOTALS = (*QUEUE_STATES, *QUEUE_TOTALS)  # the numbers of queues that are summed over all queues
 
 
 def totals_of(rows: Sequence[QueueStats], *, knows: bool) -> dict[str, int | None]:

@@ -26,25 +26,14 @@ from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.store import Store
 from tidemill.errors import BrokerUnavailable, TidemillError
 
-VERSION = "1"
-"""The version of the protocol. It changes when messages become incompatible."""
-
+VERSION = "1"  # the version of the protocol. It changes when messages become incompatible.
 PATH = "/v1/broker/"
 MEDIA = "application/msgpack"
-PROTOCOL = "tidemill-protocol"
-"""The header with the version, in both directions."""
-
-SERVER = "tidemill-server"
-"""The header with the id of the server process, which a restart changes."""
-
-KEY = "idempotency-key"
-"""The header with the key of a call that must be done only once."""
-
-MOST = 128 * 1024 * 1024
-"""The most bytes of the arguments of one call."""
-
-LONGEST = 25.0
-"""The most seconds that a server lets a call wait: proxies give up after a minute."""
+PROTOCOL = "tidemill-protocol"  # the header with the version, in both directions
+SERVER = "tidemill-server"  # the header with the id of the server process, which a restart changes
+KEY = "idempotency-key"  # the header with the key of a call that must be done only once
+MOST = 128 * 1024 * 1024  # the most bytes of the arguments of one call
+LONGEST = 25.0  # the most seconds that a server lets a call wait: proxies give up after a minute
 
 
 class Role:

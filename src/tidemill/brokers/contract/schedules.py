@@ -24,9 +24,7 @@ import msgspec
 
 from tidemill.core.envelope import Envelope
 
-CLAIM = 1.0
-"""Seconds after which a due schedule is handed out again, unless it was changed."""
-
+CLAIM = 1.0  # seconds after which a due schedule is handed out again, unless it was changed
 DECLARATION = "\x01"
 """The beginning of the name of a task's declaration; the name of the task follows.
 
@@ -36,9 +34,7 @@ Names of schedules have no control characters. So declarations are listed before
 BINDINGS = "\x02bindings"
 """The name of the record of all bindings of queues to topics (:mod:`..generic.topics`)."""
 
-NOTE = "\x03"
-"""The beginning of the name of a note (:mod:`..generic.notes`)."""
-
+NOTE = "\x03"  # the beginning of the name of a note (:mod:`..generic.notes`)
 LAST_OWN = "\x1f"
 """A list that begins after this name has only schedules: no name of tidemill's own records."""
 

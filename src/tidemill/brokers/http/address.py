@@ -19,9 +19,7 @@ from tidemill.brokers.contract.retention import number_option
 from tidemill.core.config import Url, check_known
 from tidemill.errors import BrokerUnavailable, InvalidOption
 
-TOKEN = "TIDEMILL_TOKEN"
-"""The environment variable with the token, when the URL has none."""
-
+TOKEN = "TIDEMILL_TOKEN"  # the environment variable with the token, when the URL has none
 _OPTIONS = ("ca", "cert", "key", "owner_lease", "patience", "token_file")
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 

@@ -21,15 +21,9 @@ from tidemill.core.clock import new_id
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
 
-CONNECT_TIMEOUT = 2.0
-"""Seconds in which a connection must be established."""
-
-STEP_TIMEOUT = 3.0
-"""Seconds that any call may take; a longer patience of the URL gives a call more."""
-
-SLOWEST = 1e6
-"""The slowest expected connection, in bytes a second: a large body may take longer."""
-
+CONNECT_TIMEOUT = 2.0  # seconds in which a connection must be established
+STEP_TIMEOUT = 3.0  # seconds that any call may take; a longer patience of the URL gives a call more
+SLOWEST = 1e6  # the slowest expected connection, in bytes a second: a large body may take longer
 _BACKOFF, _BACKOFF_MOST = 0.05, 1.0
 _PART = 256 * 1024
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}

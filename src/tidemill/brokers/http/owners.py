@@ -29,8 +29,7 @@ from tidemill.brokers.shared.wake_pipe import WakePipe, readable
 from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable, TidemillError
 
-_GRACE = 5.0
-"""Seconds that the answer to a wait may be late before its connection counts as broken."""
+_GRACE = 5.0  # seconds that the answer to a wait may be late before its connection counts as broken
 
 
 class WakeUpPoll:

@@ -20,8 +20,7 @@ from tidemill.errors import TidemillError
 _PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 """Seconds until the next attempt when the server is away, at first and at most."""
 
-_LATE = 2.0
-"""Seconds that an answer may be late before its connection counts as broken."""
+_LATE = 2.0  # seconds that an answer may be late before its connection counts as broken
 
 
 class Presence:

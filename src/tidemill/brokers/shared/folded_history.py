@@ -22,8 +22,7 @@ FOLD_MOST = 1000
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(HistoryRow).decode
 
-Key = tuple[int, int, str, str]
-"""Span, time, kind and name."""
+Key = tuple[int, int, str, str]  # span, time, kind and name
 
 
 class Added(msgspec.Struct):

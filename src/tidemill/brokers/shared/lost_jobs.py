@@ -17,12 +17,8 @@ from tidemill.core.job import Record, State
 
 log = logging.getLogger("tidemill.lost")
 
-LOST = "lost with its worker"
-"""The beginning of the error of such a job."""
-
-MOST_LOOKED_AT = 1000
-"""The most jobs of a dead worker that are read to find the failed jobs."""
-
+LOST = "lost with its worker"  # the beginning of the error of such a job
+MOST_LOOKED_AT = 1000  # the most jobs of a dead worker that are read to find the failed jobs
 _MOST_LINES = 20
 
 

@@ -13,8 +13,7 @@ from tidemill.app import Tidemill
 from tidemill.cli.connect import store_options
 from tidemill.cli.top.snapshot import Meter, take
 
-_FIRST = 1.0
-"""The most seconds between the two reads of ``--once`` on a store without history."""
+_FIRST = 1.0  # the most seconds between the two reads of ``--once`` on a store without history
 
 
 @click.command()

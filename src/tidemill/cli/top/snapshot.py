@@ -25,9 +25,7 @@ from tidemill.doctor.examine import notes
 from tidemill.doctor.findings import Seen
 from tidemill.doctor.held import Held
 
-JOBS_MOST = 200
-"""The most running jobs of a snapshot."""
-
+JOBS_MOST = 200  # the most running jobs of a snapshot
 _MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
 """The numbers that a message broker does not know."""
 
@@ -174,9 +172,7 @@ def _job(record: Record, runs: dict[int, tuple[int, float]] | None, held: Held) 
     )
 
 
-POINTS = 20
-"""The number of points of a sparkline."""
-
+POINTS = 20  # the number of points of a sparkline
 _WINDOW = 10.0
 """Rates are measured over at least this many seconds, as soon as the first look is old enough."""
 

@@ -30,9 +30,7 @@ from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Attempt, Outcome, Record, State
 from tidemill.django.framework import Framework
 
-ALIAS = "django-tasks"
-"""The header of a job that names the alias of its backend."""
-
+ALIAS = "django-tasks"  # the header of a job that names the alias of its backend
 _READY = {State.WAITING, State.SCHEDULED, State.READY}
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
 _ENDS = {

@@ -22,9 +22,7 @@ from tidemill.django.develop import develop
 from tidemill.django.project import project_mill
 from tidemill.django.settings import worker_options
 
-APP = "tidemill.django.worker:mill"
-"""The project's app, as ``tidemill`` names apps."""
-
+APP = "tidemill.django.worker:mill"  # the project's app, as ``tidemill`` names apps
 _OF_DJANGO = {"--settings": True, "--pythonpath": True, "--traceback": False}
 """Options that Django reads anywhere in the arguments. True for an option with a value."""
 
