@@ -29,7 +29,6 @@ class Value(msgspec.Struct, frozen=True):
 
     @property
     def is_above(self) -> bool:
-        """Whether the value breaks its rule."""
         return self.value > self.rule.most
 
 

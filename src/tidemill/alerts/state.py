@@ -38,11 +38,9 @@ class Alert(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The name of the note."""
         return f"{self.rule}\x1f{self.queue}"
 
     def measured(self, value: Value) -> None:
-        """Store a new measurement in this object."""
         self.value, self.text, self.above = value.value, value.text, value.rule.most
 
     def message(self, event: str, at: float, store: str, host: str) -> Message:
@@ -63,7 +61,6 @@ class Alert(msgspec.Struct, kw_only=True):
 
 
 def alerts(mill: Tidemill) -> dict[str, Alert]:
-    """The alerts in the store, by key."""
     found = [msgspec.json.decode(note.body, type=Alert) for note in _kept(mill).list()]
     return {alert.key: alert for alert in found}
 
@@ -73,7 +70,6 @@ def keep(mill: Tidemill, alert: Alert) -> None:
 
 
 def forget(mill: Tidemill, alert: Alert) -> None:
-    """Delete the note of an alert that is over."""
     if note := _kept(mill).get(alert.key):
         _kept(mill).delete(note)
 

@@ -48,7 +48,6 @@ class Watch:
         ]
 
     def start(self) -> None:
-        """Start both threads."""
         for thread in self._threads:
             thread.start()
 
@@ -74,7 +73,6 @@ class Watch:
             self._stop.wait(self._rules.every)
 
     def look(self) -> None:
-        """Measure once, and hand new messages to the sending thread."""
         known = state.alerts(self._mill)
         now = clock.wall()
         for value in measure(self._mill, self._rules.rules):
@@ -87,7 +85,6 @@ class Watch:
                 self._end(alert, now)
 
     def _judge(self, value: Value, key: str, alert: Alert | None, now: float) -> None:
-        """Begin, continue or end the alert of one value."""
         if not value.is_above:
             self._above.pop(key, None)
             if alert is not None:

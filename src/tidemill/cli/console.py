@@ -138,7 +138,6 @@ def _has(name: str, mark: str) -> bool:
 
 
 def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
-    """The width of some columns in characters, with two characters between columns."""
     return sum(widths[n] + 2 for n in shown) - 2
 
 
@@ -149,14 +148,12 @@ def _cell(cell: object) -> str | Text:
 
 
 def styled(word: str) -> Text:
-    """A state, or the word ok, warn or fail, in its colour."""
     from rich.text import Text
 
     return Text.assemble((word, style_of(word)))
 
 
 def style_of(word: str) -> str:
-    """The colour of a state, or of ok, warn and fail."""
     return _STYLES.get(word, "")
 
 
@@ -194,7 +191,6 @@ def plain(value: Any) -> Any:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 

@@ -79,7 +79,6 @@ def enqueue(
 
 
 def _await(job: Job[Any], seconds: float, document: dict[str, Any], as_json: bool) -> int:
-    """Wait for the job, print its result or its error, and return the exit code."""
     try:
         result = job.result(seconds)
     except (JobUnsuccessful, ResultTimeout) as error:
@@ -115,7 +114,6 @@ def argument(text: str) -> Any:
 
 
 def keyword(text: str) -> tuple[str, Any]:
-    """A keyword argument, as ``name=value``."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise InvalidOption(f"--kw {text!r} is not name=value")

@@ -86,7 +86,6 @@ def _last_hour(mill: Tidemill, facts: dict[str, Any]) -> list[TaskNumbers]:
 
 
 def _tasks_table(out: Console, tasks: list[TaskNumbers]) -> console.Table:
-    """The runs of the last hour, by queue and task."""
     columns = (
         *("last hour", "queue", "succeeded#", "failed#", "retried#", "per minute#?"),
         *("wait p50#?", "wait p95#", "run p50#?", "run p95#"),

@@ -93,7 +93,6 @@ def whole_id(mill: Tidemill, text: str) -> str:
 
 
 def _that_begin(mill: Tidemill, text: str) -> list[str]:
-    """The first ids that begin with this text."""
     known: dict[str, bool] = {}
     ids: list[str] = []
     for record in every(mill, Filter(id_prefix=text)):
@@ -106,7 +105,6 @@ def _that_begin(mill: Tidemill, text: str) -> list[str]:
 
 
 def _that_end(mill: Tidemill, text: str) -> list[str]:
-    """The first ids that end with this text."""
     page = mill.broker.find(Filter(id_suffix=text), _CANDIDATES + 1)
     return [record.envelope.id for record in page.records]
 

@@ -98,7 +98,6 @@ def _none(mill: Tidemill, what: Filter) -> str:
 
 
 def _state(record: Record) -> Text:
-    """The state, with the progress of a running job in percent."""
     text, progress = console.styled(str(record.state)), record.progress
     if record.state is State.RUNNING and progress and progress[1]:
         text.append(f" {progress[0] / progress[1]:.0%}")
@@ -106,7 +105,6 @@ def _state(record: Record) -> Text:
 
 
 def _print_tracebacks(out: Console, records: list[Record]) -> None:
-    """Print the error and the last traceback of each job with a traceback."""
     seen: dict[str, str] = {}
     for record in records:
         trace = next((a.traceback for a in reversed(record.attempts) if a.traceback), "")
@@ -226,7 +224,6 @@ def _facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _attempts(record: Record) -> str:
-    """The attempts that a job has used in the current run: ``run 2, attempt 1 of 4``."""
     if record.current_attempt:
         return attempt_text(record, record.run, record.current_attempt)
     most = f" of {record.max_attempts}" if record.max_attempts else ""
@@ -242,7 +239,6 @@ def _ttr(record: Record) -> str:
 
 
 def _members(mill: Tidemill, record: Record) -> dict[str, int | None] | None:
-    """The numbers of a group's members: all, ended, and failed; None for other jobs."""
     if record.envelope.task != GROUP:
         return None
     count = size_of(mill.broker, record)

@@ -100,7 +100,6 @@ def _document(moved: Moved, source: str, where: str) -> dict[str, Any]:
 
 
 def _left(moved: Moved, source: str) -> Iterator[str]:
-    """The lines of output about the jobs that did not move."""
     if moved.left:
         yield f"left behind in {source}: {', '.join(listed(moved.left))}"
     if moved.stayed_schedules:

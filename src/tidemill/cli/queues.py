@@ -38,7 +38,6 @@ def public(mill: Tidemill, rows: list[QueueStats]) -> list[dict[str, Any]]:
 
 
 def _patterns(mill: Tidemill) -> dict[str, list[str]]:
-    """The patterns that each queue is bound to."""
     found: dict[str, list[str]] = {}
     if Feature.TOPICS in mill.broker.features:
         for binding in bindings(mill.broker).table:
@@ -47,7 +46,6 @@ def _patterns(mill: Tidemill) -> dict[str, list[str]]:
 
 
 def queues_table(mill: Tidemill, out: Console, rows: list[QueueStats]) -> console.Table:
-    """A table of queues. ``oldest`` is the age of the oldest ready job."""
     has = Feature.LIMITS in mill.broker.features
     limits = {row.name: row for row in mill.limits.list() if row.queue} if has else {}
     bound = _patterns(mill)

@@ -167,7 +167,6 @@ def worker(
 
 
 def _names(queues: str | None) -> tuple[str, ...]:
-    """The queues of ``-Q``, in order."""
     if queues is None:
         return ()
     names = [part.strip() for part in queues.split(",")]

@@ -41,7 +41,6 @@ def list_(mill: Tidemill, as_json: bool) -> None:
 
 
 def public_owner(owner: Owner) -> dict[str, Any]:
-    """A worker or consumer for programs."""
     names = ("id", "kind", "name", "host", "pid", "started", "queues", "concurrency", "version")
     return {name: getattr(owner, name) for name in names}
 
@@ -50,7 +49,6 @@ OWNER_COLUMNS = ("worker", "kind", "queues…?", "slots#?", "up#?", "host?", "pi
 
 
 def owner_row(owner: Owner) -> tuple[object, ...]:
-    """A worker or consumer as a row of a table."""
     return (
         *(owner.name, owner.kind, ", ".join(owner.queues) or "all", owner.concurrency or "-"),
         *(console.ago(owner.started), owner.host, owner.pid),

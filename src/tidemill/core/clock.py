@@ -66,7 +66,6 @@ forks.after_fork(_ids.reset)
 
 
 def new_id() -> str:
-    """A new job id: unique without coordination, in the order of creation."""
     if not forks.mark[0]:
         forks.enter_child()
     moment, count = int(clock.wall() * 1000), _ids.tick() & 0xFFFFF

@@ -307,7 +307,6 @@ def pack_pickle(value: object) -> bytes:
 
 
 def pack_pickle_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Encode the arguments of a call with pickle."""
     return pack_pickle([list(args), dict(kwargs)])
 
 
@@ -366,7 +365,6 @@ def verify_result(job_id: str, signed: bytes, keys: Sequence[bytes]) -> None:
 
 
 def _is_made_by(keys: Sequence[bytes], part: bytes, signature: bytes) -> bool:
-    """Whether one of the keys made a signature."""
     from hmac import compare_digest
 
     return any(compare_digest(_digest(key, part), signature) for key in keys)

@@ -235,7 +235,6 @@ def parse_url(text: str) -> Url:
 
 
 def lmdb_url(folder: str | Path) -> str:
-    """The URL of a store in a folder; the folder's name may have any characters."""
     return f"lmdb://{urllib.parse.quote(os.fsencode(folder))}"
 
 
@@ -244,7 +243,6 @@ def _unquoted(path: str) -> str:
 
 
 def url_from_environment() -> str | None:
-    """``$TIDEMILL_URL``, if it is set and not empty."""
     return os.environ.get("TIDEMILL_URL") or None
 
 

@@ -108,7 +108,6 @@ def plain_base(kind: type) -> type | None:
 
 
 def full_name(kind: type) -> str:
-    """``module.qualname`` of a type."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

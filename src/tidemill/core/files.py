@@ -122,7 +122,6 @@ def _file_mode(folder: int) -> int:
 
 
 def create_file(path: str) -> int:
-    """A descriptor of the regular file at ``path``, which is made if it is missing."""
     with contextlib.closing(Folder(os.path.dirname(path) or ".")) as folder:
         return folder.create(os.path.basename(path))
 
@@ -292,7 +291,6 @@ class Folder:
     # -- looking and removing -------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The names of the entries at this moment."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
         try:
             return os.listdir(fd)
@@ -307,7 +305,6 @@ class Folder:
             return None
 
     def remove(self, name: str) -> bool:
-        """Unlink an entry; False when there is none."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
@@ -325,11 +322,9 @@ class Folder:
             os.rmdir(aside, dir_fd=self.fd)
 
     def rename(self, name: str, to: str) -> None:
-        """Give an entry another name here."""
         os.rename(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def touch(self, name: str) -> None:
-        """Set the times of an entry to now."""
         os.utime(name, dir_fd=self.fd, follow_symlinks=False)
 
     def sync(self) -> None:

@@ -76,7 +76,6 @@ class FailureSample(msgspec.Struct, frozen=True):
 
 
 def failure_of(error: str, traceback: str = "") -> Failure:
-    """The failure of an attempt, from its stored error and traceback."""
     import hashlib
 
     line = error.partition("\n")[0][:_MESSAGE_MOST]

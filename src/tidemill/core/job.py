@@ -80,17 +80,14 @@ A restore brings back the jobs whose error names the purge. Lua and SQL files co
 
 
 def purged(purge_id: str) -> str:
-    """The error of a purged job."""
     return f"{_PURGED}{purge_id}"
 
 
 def is_purged(error: str) -> bool:
-    """True for the error of a job of any purge."""
     return error.startswith(_PURGED)
 
 
 def is_of_purge(error: str, purge_id: str) -> bool:
-    """True for the error of a job of this purge."""
     return error == purged(purge_id)
 
 
@@ -194,7 +191,6 @@ class Lease(msgspec.Struct, array_like=True, gc=False):
     inputs: tuple[Input, ...] = ()
 
     def open(self) -> Envelope:
-        """The decoded envelope."""
         return decode_envelope(self.envelope)
 
 
@@ -284,7 +280,6 @@ def run_of(attempts: Sequence[Attempt], number: int) -> int:
 
 
 def latest_error(attempts: Sequence[Attempt]) -> str:
-    """The error of the latest attempt; empty when there is no attempt."""
     return attempts[-1].error if attempts else ""
 
 

@@ -105,12 +105,10 @@ class Condition(RLock):
         return found
 
     def notify(self) -> None:
-        """Wake one waiting thread."""
         with contextlib.suppress(IndexError):
             self._turns.popleft().release()
 
     def notify_all(self) -> None:
-        """Wake all waiting threads."""
         while self._turns:
             self._turns.popleft().release()
 
@@ -125,17 +123,14 @@ class Event:
         self._happened = False
 
     def is_set(self) -> bool:
-        """True once the event has happened."""
         return self._happened
 
     def set(self) -> None:
-        """Wake all waiting threads."""
         with self._told:
             self._happened = True
             self._told.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until the event happens; False when the time is over."""
         with self._told:
             if not self._happened:
                 self._told.wait(timeout)

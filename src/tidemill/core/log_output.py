@@ -44,7 +44,6 @@ class LogSettings(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """The level as a number; INFO when the user has set no level."""
         return int(getattr(logging, self.level.upper() or "INFO"))
 
 
@@ -102,7 +101,6 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line."""
         when = dt.datetime.fromtimestamp(record.created).astimezone()
         line: dict[str, Any] = {
             "time": when.isoformat(timespec="milliseconds"),

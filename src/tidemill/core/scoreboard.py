@@ -114,7 +114,6 @@ class Scoreboard:
     # -- rows of jobs ---------------------------------------------------------------------------
 
     def start(self, slot: int, token: int, thread: int, started: float, deadline: float) -> None:
-        """Record that the slot runs the lease ``token`` from now on."""
         at = _at(slot)
         _REST.pack_into(self._map, at + 8, thread, started, deadline)
         _TOKEN.pack_into(self._map, at, token)
@@ -133,7 +132,6 @@ class Scoreboard:
     # -- headers --------------------------------------------------------------------------------
 
     def sign(self, slot: int, pid: int, beat: float) -> None:
-        """Make a slot the header of a share."""
         _SLOT.pack_into(self._map, _at(slot), _HEADER, pid, beat, 0.0)
 
     def beat(self, slot: int, now: float) -> None:
@@ -145,7 +143,6 @@ class Scoreboard:
         return float(_TIME.unpack_from(self._map, _at(slot) + 16)[0])
 
     def set_waiting(self, slot: int, pid: int, waiting: int) -> None:
-        """Record the number of jobs of a process that wait for other jobs."""
         _TOKEN.pack_into(self._map, _at(slot) + 8, pid | waiting << 32)
 
     def waiting(self, share: int) -> int:
@@ -158,14 +155,12 @@ class Scoreboard:
         return sum(word >> 32 for mark, word in words if mark == _HEADER)
 
     def close(self) -> None:
-        """Unmap the file, which stays for its readers."""
         self._map.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def remove(self) -> None:
-        """Unmap and delete the file."""
         self.close()
         try:
             os.unlink(self.path)

@@ -207,7 +207,6 @@ def _code_holder(handler: Any) -> Any:
 
 
 def runs_handlers() -> bool:
-    """Whether this thread runs the signal handlers: it is the main thread."""
     return threading.get_ident() == _main[0]
 
 

@@ -42,7 +42,6 @@ def trusted(envelope: Envelope, keys: Sequence[bytes]) -> None:
 
 
 def hands_on(envelope: Envelope) -> bool:
-    """True when other jobs wait for the result of a job."""
     return envelope.links is not None and bool(envelope.links.next)
 
 

@@ -75,7 +75,6 @@ class StoreAdmin(admin.ModelAdmin):
     verbs: ClassVar[dict[str, tuple[str, Action]]] = {}
 
     def get_urls(self) -> list[Any]:
-        """The URLs of the list and of the page of one thing. Both pages also receive actions."""
         view, name = self.admin_site.admin_view, f"tidemill_{self.opts.model_name}"
         adding = [path("add/", view(self.add), name=f"{name}_add")] if self.add else []
         return [
@@ -85,18 +84,14 @@ class StoreAdmin(admin.ModelAdmin):
         ]
 
     def has_add_permission(self, request: Any) -> bool:
-        """False for things that only code and workers make, such as jobs."""
         return bool(self.add) and super().has_add_permission(request)
 
     # -- views ------------------------------------------------------------------------------------
 
     def list_view(self, request: Any) -> HttpResponse:
-        """The list, or an action on the selected things."""
         return self._answer(request, self.template, self.rows, {"title": self.title})
 
     def one_view(self, request: Any, object_id: str) -> HttpResponse:
-        """The page of one thing, or an action on it."""
-
         def one(mill: DjangoMill, request: Any) -> dict[str, Any]:
             try:
                 return self.one(mill, object_id)
@@ -122,7 +117,6 @@ class StoreAdmin(admin.ModelAdmin):
         return self._page(request, template, {**more, **shown})
 
     def _mill(self, request: Any) -> DjangoMill:
-        """The app whose store the URL of the request names."""
         name = request.GET.get("store", "")
         mill = stores().get(name)
         if mill is None:
@@ -166,7 +160,6 @@ class StoreAdmin(admin.ModelAdmin):
         return HttpResponseRedirect(back)
 
     def _log(self, request: Any, names: list[str], said: str, flag: int) -> None:
-        """Write an action into the history of the admin."""
         content_type = get_content_type_for_model(self.model).pk
         own = {"content_type_id": content_type, "action_flag": flag, "change_message": said}
         LogEntry.objects.bulk_create(
@@ -227,7 +220,6 @@ class JobAdmin(StoreAdmin):
     }
 
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
-        """A page of jobs."""
         given = {name: request.GET.get(name, "").strip() for name in FILTERS}
         context: dict[str, Any] = {"filters": given, "states": list(State), "jobs": []}
         what = Filter(
@@ -262,7 +254,6 @@ class JobAdmin(StoreAdmin):
         }
 
     def one(self, mill: DjangoMill, name: str) -> dict[str, Any]:
-        """A job with its trail, its attempts and its log."""
         record = mill.job(name).refresh()
         return {
             "job": self._row(record),
@@ -318,7 +309,6 @@ class QueueAdmin(StoreAdmin):
     }
 
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
-        """All queues."""
         return {"queues": users_queues(mill.broker.stats())}
 
 
@@ -369,14 +359,12 @@ class ScheduleForm(forms.Form):
     )
 
     def clean_arguments(self) -> list[Any]:
-        """The arguments, which must be a list."""
         given = self.cleaned_data["arguments"]
         if given is not None and not isinstance(given, list):
             raise forms.ValidationError("This must be a list in JSON.")
         return given or []
 
     def clean_keywords(self) -> dict[str, Any]:
-        """The keywords, which must be an object."""
         given = self.cleaned_data["keywords"]
         if given is not None and not isinstance(given, dict):
             raise forms.ValidationError("This must be an object in JSON.")
@@ -444,15 +432,12 @@ class ScheduleAdmin(StoreAdmin):
     }
 
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
-        """All schedules."""
         return {"schedules": list(mill.schedules)}
 
     def one(self, mill: DjangoMill, name: str) -> dict[str, Any]:
-        """A schedule with its next times."""
         return {"schedule": mill.schedules.get(name), "times": mill.schedules.next_times(name)}
 
     def add(self, request: Any) -> HttpResponse:
-        """The form for a new schedule."""
         if not self.has_add_permission(request):
             raise PermissionDenied
         mill, form = self._mill(request), ScheduleForm(request.POST or None)
@@ -482,6 +467,5 @@ class WorkerAdmin(StoreAdmin):
     title = "Workers"
 
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
-        """All owners."""
         owners = sorted(mill.broker.owners(), key=lambda owner: owner.started)
         return {"workers": [{"owner": each, "started": _moment(each.started)} for each in owners]}

@@ -16,5 +16,4 @@ class TidemillConfig(AppConfig):
     default_auto_field: Any = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks."""
         from tidemill.django import checks  # noqa: F401

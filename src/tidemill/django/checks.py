@@ -26,7 +26,6 @@ from tidemill.errors import TidemillError
 def check_settings(
     app_configs: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    """Check the settings ``TIDEMILL`` and ``Q_CLUSTER``."""
     return [*problems(None, "TIDEMILL"), *_of_cluster()]
 
 
@@ -46,7 +45,6 @@ def _of_cluster() -> list[checks.CheckMessage]:
 
 
 def problems(given: Any, where: str) -> list[checks.CheckMessage]:
-    """The errors in the keys of ``TIDEMILL``, or in the ``OPTIONS`` of a task backend."""
     from tidemill.django.project import DjangoMill
 
     try:

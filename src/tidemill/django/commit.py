@@ -104,14 +104,12 @@ class TransactionBatch:
         self._rule = rule
 
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
-        """Put jobs, and return their handles."""
         puts = PendingPuts(self._runtime)
         jobs = puts.add(envelopes)
         self._rule.make(puts)
         return jobs
 
     def publish(self, made: Publication) -> bool:
-        """Put the copies of a publication. Its queues are found when the copies are stored."""
         puts = PendingPuts(self._runtime)
         puts.publish(made)
         self._rule.make(puts)
@@ -162,7 +160,6 @@ class _PutAtCommit:
         self._tell(error, refused, unsure)
 
     def _tell(self, error: Exception, refused: list[str], unsure: list[str]) -> None:
-        """Raise the error with the names of the jobs, or log it."""
         if self._robust:
             if refused:
                 log.error(REFUSED, _shown(refused), exc_info=error)
@@ -196,6 +193,5 @@ class _PutAtCommit:
 
 
 def _shown(names: list[str]) -> str:
-    """The first names of a list, for a message."""
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(names[:10]) + more

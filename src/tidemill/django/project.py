@@ -52,7 +52,6 @@ class DjangoRuntime(Runtime):
 
     @property
     def url(self) -> str:
-        """The URL of the store: ``URL``, or ``TEST_URL`` in tests."""
         return self.settings.test_url if in_tests() else super().url
 
     # -- putting --------------------------------------------------------------------------------
@@ -66,28 +65,23 @@ class DjangoRuntime(Runtime):
         return CommitRule("" if alias == own else alias, join, own, self.settings.robust)
 
     def batch_for(self, txn: Any = None) -> OpenBatch | None:
-        """The batch that a put joins; inside ``atomic`` this is the batch of the transaction."""
         batch = super().batch_for(txn)
         if batch is None and txn is None and (rule := self.commit).concerns_here():
             return TransactionBatch(self, rule)
         return batch
 
     def commit_batch(self, pending: PendingPuts) -> None:
-        """Store the jobs of a batch, by the commit rule."""
         self.commit.make(pending)
 
     def run_here(self, node: Any) -> Any:
-        """Run a call or composition at once, on the caller's connections."""
         return on_connections(lambda: super(DjangoRuntime, self).run_here(node))
 
     async def aenqueue(self, node: Any) -> Any:
-        """As ``enqueue``, without blocking the event loop; inside ``atomic`` by the commit rule."""
         if await self.needs_thread():
             return await sync_to_async(self.enqueue)(node)
         return await super().aenqueue(node)
 
     async def aenqueue_many(self, calls: Iterable[Call[Any]]) -> list[Job[Any]]:
-        """As ``enqueue_many``, without blocking the event loop; obeys the commit rule."""
         if self.sync:
             return await sync_to_async(self.enqueue_many)(calls)
         return await super().aenqueue_many(calls)
@@ -110,7 +104,6 @@ class DjangoRuntime(Runtime):
     # -- reading --------------------------------------------------------------------------------
 
     async def ask(self, function: Any, *args: Any) -> Any:
-        """Call a function that reads the store, without blocking the event loop."""
         if self.sync or database_of(self.url):
             return await sync_to_async(function)(*args)
         return await self.threaded(function, *args)
@@ -173,7 +166,6 @@ def _module_of(name: str) -> str:
 
 
 def _packages() -> list[str]:
-    """The packages of the installed apps, and the package of the settings."""
     root = (getattr(django_settings, "SETTINGS_MODULE", "") or "").partition(".")[0]
     return [*(config.name for config in apps.get_app_configs()), *([root] if root else [])]
 

@@ -122,7 +122,6 @@ def _default_url() -> str | None:
 
 
 def _on_commit(value: Any, where: str) -> str:
-    """The alias of the database for whose commit puts wait; empty for no wait."""
     return "default" if value is True else _alias(value or "", "ENQUEUE_ON_COMMIT", where)
 
 
@@ -190,7 +189,6 @@ WITHOUT_MEANING = {
 
 
 def cluster() -> Mapping[str, Any]:
-    """The setting ``Q_CLUSTER``; empty without one."""
     given = getattr(settings, "Q_CLUSTER", None)
     return given if isinstance(given, Mapping) else {}
 

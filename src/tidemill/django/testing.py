@@ -78,7 +78,6 @@ class TidemillTestMixin:
     """The app; None for the project's app."""
 
     def setUp(self) -> None:
-        """Empty the store of the tests."""
         super().setUp()  # type: ignore[misc]
         _empty(self.tidemill_app or project_mill())
 

@@ -63,7 +63,6 @@ def _held(broker: Store, before: dict[str, Any]) -> bool:
 
 
 def _files(folder: str) -> Finding:
-    """Check that the users of a store may write its files, and measure a sync of the disk."""
     from tidemill.brokers.lmdb.engine.environment import foreign_files, sync_time
 
     foreign = foreign_files(folder)

@@ -31,7 +31,6 @@ _OF_OPEN_STORE = {alive, backlog, closed_limits, unknown_tasks, schedules}
 
 
 def examine(mill: Tidemill) -> list[Finding]:
-    """Run all checks on an open store. A check that raises an error becomes a finding."""
     seen = Seen(mill)
     return _run(seen, _checks(seen))
 

@@ -55,22 +55,18 @@ class Seen:
 
     @functools.cached_property
     def info(self) -> dict[str, Any]:
-        """The facts of the store."""
         return self.broker.info()
 
     @functools.cached_property
     def queues(self) -> list[QueueStats]:
-        """The queues of users in numbers."""
         return users_queues(self.broker.stats())
 
     @functools.cached_property
     def owners(self) -> list[Owner]:
-        """The workers and consumers."""
         return self.broker.owners()
 
     @property
     def workers(self) -> list[Owner]:
-        """The owners that run jobs."""
         return [owner for owner in self.owners if owner.kind == "worker"]
 
     @functools.cached_property
@@ -86,7 +82,6 @@ class Seen:
 
     @functools.cached_property
     def held(self) -> Held:
-        """The leased jobs."""
         return held_jobs(self.broker, self.owners, self.queues)
 
     @functools.cached_property
@@ -94,11 +89,9 @@ class Seen:
         return with_limits(self.broker, "limits").limits()
 
     def serving(self, queue: str) -> Sequence[Owner]:
-        """The workers that take jobs of a queue."""
         return serving(self.owners, queue)
 
     def consuming(self, queue: str) -> Sequence[Owner]:
-        """The consumers that take messages of a queue."""
         takers = (owner for owner in self.owners if owner.kind == "consumer")
         return [owner for owner in takers if not owner.queues or queue in owner.queues]
 

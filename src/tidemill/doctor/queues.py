@@ -42,7 +42,6 @@ def backlog(seen: Seen) -> Iterator[Finding]:
 
 
 def _of_queue(seen: Seen, row: QueueStats) -> Finding | None:
-    """The problem of a queue; None without a problem."""
     name, ready = row.name, counted(row.ready, "ready job")
     is_lonely = name in seen.unserved and not seen.is_unserved
     if row.paused:
@@ -82,7 +81,6 @@ def closed_limits(seen: Seen) -> Iterator[Finding]:
 
 
 def _of_limit(row: LimitStats, waiting: int) -> Finding | None:
-    """The problem of the limit of a queue; ``waiting`` is the number of its ready jobs."""
     breaker, rate, name = row.terms.breaker, row.terms.rate, row.name
     show = f"tidemill jobs --queue {shlex.quote(name)}"
     if breaker is not None and row.failures >= breaker[0]:

@@ -15,7 +15,6 @@ _SHOWN_MOST = 3  # the most workers of a version whose names are shown
 
 
 def installed() -> Finding:
-    """Report the versions of Python and the drivers."""
     found = f"tidemill {version('tidemill')}"
     for name in ("lmdb", "msgspec", "redis", "psycopg", "pika"):
         with contextlib.suppress(PackageNotFoundError):  # a driver that is not installed

@@ -138,7 +138,6 @@ class Limit:
 
 
 def check_limit(value: object) -> Limit:
-    """Check a limit, or a rate as text."""
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):
@@ -239,7 +238,6 @@ def value_of(setting: str, text: str, pause: float = 30.0) -> Any:
 
 
 def rate_text(rate: tuple[float, float]) -> str:
-    """A rate as a user would write it."""
     jobs, seconds = rate
     for unit, size in reversed(_UNITS.items()):
         if seconds % size == 0:
@@ -263,7 +261,6 @@ def terms_text(terms: LimitSettings) -> str:
 
 
 def limit_public(row: LimitStats) -> dict[str, Any]:
-    """A limit in numbers as plain data for programs."""
     terms = row.terms
     return {
         "name": row.name,

@@ -216,7 +216,6 @@ def _end(value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
 
 
 def _every(value: Any) -> dict[str, Any]:
-    """The part of a rule that ``every`` gives."""
     if not isinstance(value, str):
         seconds = check_seconds("every", value)
         if seconds < LEAST:
@@ -234,7 +233,6 @@ def _every(value: Any) -> dict[str, Any]:
 
 
 def _cron(text: object) -> str:
-    """Check a cron text, field by field."""
     if not isinstance(text, str):
         raise InvalidOption(f"cron must be a text as '*/5 * * * *', not {text!r}")
     cron = " ".join(_ALIASES.get(text.strip().lower(), text).split())
@@ -271,7 +269,6 @@ def _bad_cron(text: str, fields: list[str], error: str) -> str:
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Name the schedule in an error of the block."""
     try:
         yield
     except TidemillError as error:

@@ -240,14 +240,12 @@ def next_times(stored: Stored, now: float, most: int) -> list[float]:
 
 
 def paused(record: Schedule) -> Change:
-    """The change that stops a schedule until it is resumed."""
     stored = decode(record.body)
     stored.paused = True
     return _to(record.name, record.version, stored)
 
 
 def resumed(record: Schedule, now: float) -> Change:
-    """The change that lets a schedule go on, with its first time from now on."""
     stored = decode(record.body)
     if stored.paused and not stored.ended:
         _resume(stored, now)
@@ -274,7 +272,6 @@ def retimed(record: Schedule, rule: Rule, said: float, now: float) -> Change:
 
 
 def job_of(stored: Stored, planned: float, now: float) -> Envelope:
-    """The job of a schedule for one of its times."""
     job = copy.copy(stored.job)
     job.id = new_id()
     job.created = now
@@ -300,7 +297,6 @@ def _begin(stored: Stored, now: float) -> None:
 
 
 def _resume(stored: Stored, now: float) -> None:
-    """Go on from now. A rule without a given ``start`` begins anew if the clock was set back."""
     if stored.unanchored and stored.rule.start > now:
         stored.rule = msgspec.structs.replace(stored.rule, start=now)
     stored.planned = _finite(next_time(stored.rule, _over(stored, now)))

@@ -70,12 +70,10 @@ def next_time(rule: Rule, after: float) -> float:
 
 
 def moment_of(rule: Rule, when: float) -> dt.datetime:
-    """A time in the zone of a rule."""
     return dt.datetime.fromtimestamp(when, rule.tz)
 
 
 def times(rule: Rule, after: float, most: int) -> list[float]:
-    """The next times, up to the given number."""
     found: list[float] = []
     while len(found) < most and (after := next_time(rule, after)) < math.inf:
         found.append(after)

@@ -23,7 +23,6 @@ _STEP = re.compile(r"(\*|\d+(?:-\d+)?)/(\d+)")
 
 
 def in_words(rule: Rule) -> str:
-    """A rule as a short text."""
     zone = f" {rule.zone}" if rule.zone else ""
     if rule.cron:
         return f"{rule.cron}{zone}"

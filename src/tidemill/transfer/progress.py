@@ -24,5 +24,4 @@ class Moved(msgspec.Struct):
 
     @property
     def gone(self) -> int:
-        """The number of jobs that moved."""
         return self.done - len(self.stayed)

@@ -79,7 +79,6 @@ def move(
 
 
 def _check(source: Store, target: Store) -> None:
-    """Refuse a source that cannot move, or a target that is unfit for this source."""
     if Feature.MOVE not in source.features:
         raise FeatureMissing(
             f"the jobs of {source.url} cannot move: let its workers empty it, and put new jobs "

@@ -83,7 +83,6 @@ def put_all(source: Store, target: Store, progress: Moved, tell: Callable[[Moved
 
 
 def _as_put(record: Record) -> Envelope:
-    """The job as a producer would put it now."""
     e, most = record.envelope, record.max_attempts
     created = e.created or clock.wall()
     return replace(
@@ -98,7 +97,6 @@ def _as_put(record: Record) -> Envelope:
 
 
 def listed(reasons: dict[str, int]) -> list[str]:
-    """The kinds of jobs with their counts, for an error message."""
     return [f"{count:,} {what}" for what, count in sorted(reasons.items())]
 
 

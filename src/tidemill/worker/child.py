@@ -147,7 +147,6 @@ class Child:
     # -- threads of the pool --------------------------------------------------------------------
 
     def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start a thread that belongs to this process."""
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -253,7 +252,6 @@ class Child:
             self.stop_in(down.stop)
 
     def _accept(self, leases: list[Lease]) -> None:
-        """Have jobs wait for a slot; conclude the jobs that cannot run."""
         jobs: list[WaitingJob] = []
         for lease in leases:
             admitted = self.executor.admit(lease)
@@ -294,8 +292,6 @@ class Child:
         self.out.ring()
 
     def _answer(self, question: Question) -> None:
-        """Answer with the stacks at once, or with a profile after its seconds."""
-
         def send(answer: Answer) -> None:
             self.out.answers.append(answer)
             self.out.ring()

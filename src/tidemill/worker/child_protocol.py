@@ -194,7 +194,6 @@ class MessageSocket(Generic[Out, In]):
         return self._split(data)
 
     def _split(self, data: bytes) -> list[In]:
-        """The frames that these bytes complete."""
         buffer = self._incoming
         buffer += data
         frames = []

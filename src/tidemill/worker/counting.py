@@ -99,7 +99,6 @@ class Counting:
         return row
 
     def count(self, concluded: Iterable[Concluded]) -> None:
-        """Add verdicts to the sums."""
         for verdict, lease, envelope in concluded:
             if lease is None:
                 continue
@@ -155,7 +154,6 @@ class Counting:
         self._failures[name] = counts, sample
 
     def add(self, rows: Iterable[HistoryRow]) -> None:
-        """Add the rows of a frame."""
         for row in rows:
             if row.kind == "task":
                 queue, task = split_name(row.name)

@@ -53,13 +53,11 @@ class TaskDeclarations(Part):
 
     @property
     def due(self) -> float:  # type: ignore[override]
-        """Machine time of the next declaration; 0 while waiting jobs are made ready."""
         if self._hello is None:
             return math.inf
         return 0.0 if self._new or self._hello.declared is not self._ours else self._again
 
     def look(self, broker: Store) -> None:
-        """Declare the tasks, and make some of the jobs ready that wait for them."""
         if self._hello is not None and Feature.SCHEDULES in broker.features:
             self.declare(broker, self._hello)
             self.retry_waiting(broker)
@@ -67,7 +65,6 @@ class TaskDeclarations(Part):
             self._hello = None
 
     def greet(self, hello: Hello) -> None:
-        """Declare the tasks of this app next."""
         self._hello = hello
 
     def after_reply(self, broker: Store, reply: Reply) -> None:

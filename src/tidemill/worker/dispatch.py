@@ -79,12 +79,10 @@ class Dispatch:
         return True
 
     def ended(self, verdicts: Iterable[Verdict]) -> None:
-        """Forget that somebody wanted these jobs cancelled."""
         if self.unwanted:
             self.unwanted.difference_update([verdict.token for verdict in verdicts])
 
     def forget(self) -> None:
-        """Drop all leases: other workers have these jobs now."""
         self.spare = []
         self.unwanted.clear()
 

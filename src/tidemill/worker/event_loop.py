@@ -37,7 +37,6 @@ BLOCKED_AFTER = 1.0  # seconds without an answer after which the loop counts as 
 
 
 def new_runner() -> asyncio.Runner:
-    """A runner for the event loop of a worker process."""
     return asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
 
@@ -82,7 +81,6 @@ class Loop:
         self._answered = True
 
     def begun(self) -> asyncio.AbstractEventLoop:
-        """Return the loop; the first call starts it."""
         with self._lock:
             if self._loop is None:
                 runner = self._runner or new_runner()
@@ -105,7 +103,6 @@ class Loop:
                 self._run_loop(loop)
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop until a task ends it."""
         error: BaseException | None = None
         try:
             loop.run_forever()
@@ -134,7 +131,6 @@ class Loop:
         run.asyncio_task.cancel()
 
     def stop(self) -> None:
-        """End the loop, if it was started."""
         self._over = True
         if self._loop is not None:
             try:

@@ -183,7 +183,6 @@ class Executor:
     # -- steps of admission ---------------------------------------------------------------------
 
     def decode(self, lease: Lease) -> Envelope:
-        """Decode the envelope of a lease."""
         try:
             return decode_envelope(lease.envelope)
         except Exception as error:
@@ -265,7 +264,6 @@ class Executor:
         return run_awaitable(value, self.run_coroutine) if inspect.isawaitable(value) else value
 
     def call(self, run: Run, call: Callable[[], Any]) -> Any:
-        """Call a sync task."""
         running_job.set(run.context)
         return call()
 
@@ -319,12 +317,10 @@ class ProcessExecutor(Executor):
         self._signals = TaskSignals()
 
     def restore(self) -> None:
-        """Put back the signal handlers that a task in the main thread has changed."""
         if self._signals is not None:
             self._signals.put_back()
 
     def start(self, job: WaitingJob) -> Run:
-        """Give a run its context and its deadline, and show the run on the scoreboard."""
         lease, envelope = job.lease, job.envelope
         context = JobContext(
             *(envelope, lease.attempt, lease.token, self._say, self._waits, self._stopping),
@@ -347,7 +343,6 @@ class ProcessExecutor(Executor):
         return self._timeouts.guarded(run, _call_sync, run.context, call)
 
     async def call_async(self, run: Run, call: Callable[[], Any]) -> Any:
-        """Await an async task; a timeout may cancel it from here to its return."""
         try:
             running_job.set(run.context)
             return raise_if_interrupted(run, await call())
@@ -360,20 +355,17 @@ class ProcessExecutor(Executor):
     end_forked_child = staticmethod(end_if_child)
 
     def finish(self, run: Run) -> bool:
-        """End the timeout of the run; False when its job was settled as a stuck job."""
         if self._timeouts.finished(run):
             return True
         self._rows.append(run.row)
         return False
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
-        """The verdict on a task that raised an error, was interrupted, or could not be called."""
         if run.asyncio_task is not None:
             error = cancellation_reason(run, error)
         return verdicts.failure(run, error)
 
     def report(self, run: Run, verdict: Verdict) -> None:
-        """Send the verdict."""
         self._out.conclude(verdict, run.lease, run.envelope)
         if self._run_log is not None:
             self._run_log.ended(run, verdict)

@@ -131,7 +131,6 @@ class WorkerHistory(Part):
 
     @property
     def due(self) -> float:  # type: ignore[override]
-        """Machine time at which a step with these numbers is due; infinity without numbers."""
         return max(self._due_at, self._paused)
 
     def _in_periods(self, rows: Iterable[HistoryRow], now: int) -> list[HistoryRow]:
@@ -158,7 +157,6 @@ class WorkerHistory(Part):
 
 
 def _summed(rows: Iterable[HistoryRow]) -> list[HistoryRow]:
-    """The rows with one row for each kind, span, time and name."""
     sums: dict[tuple[str, int, int, str], HistoryRow] = {}
     for row in rows:
         key = row.kind, row.span, row.at, row.name

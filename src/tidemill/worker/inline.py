@@ -92,13 +92,11 @@ class InlineExecutor(Executor):
         self._started = 0.0
 
     def start(self, job: WaitingJob) -> Run:
-        """Give the run its context, which keeps the notes of the job."""
         context = JobContext(job.envelope, attempt=1, send=self._notes.append, worker="inline")
         self._started = clock.wall()
         return Run(job.token, job.lease, job.envelope, job.task, context, 0, self._started)
 
     def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
-        """Pass the arguments through the codec, unless they are pickled."""
         if self.runtime.pickles:
             return [*self._first, *self._called.args], dict(self._called.kwargs)
         args, kwargs = unpack(run.envelope.body)
@@ -112,12 +110,10 @@ class InlineExecutor(Executor):
             raise fail.__cause__ or fail from None
 
     def success(self, run: Run, value: Any) -> Verdict:
-        """Keep the result for the job handle."""
         self._value = value
         return Verdict(run.token, Outcome.SUCCESS)
 
     def failure(self, run: Run, error: BaseException) -> Verdict:
-        """Keep the exception for the caller."""
         # Ctrl-C: asyncio turns the cancellation into a KeyboardInterrupt
         if isinstance(error, CancelledError):
             raise error
@@ -229,7 +225,6 @@ class _Inline:
         return JobGroup(self._runtime, job_id, handles), values
 
     def _keep_group(self, group_id: str, count: int, failures: int) -> None:
-        """Keep the job that stands for a group."""
         envelope = Envelope(
             id=group_id,
             queue=GROUPS,

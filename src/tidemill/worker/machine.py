@@ -67,7 +67,6 @@ class Spawned:
         return self._popen.returncode
 
     def exited(self, patience: float = 0.0) -> bool:
-        """True when the process is dead; waits up to ``patience`` seconds for its death."""
         if self._popen.poll() is not None:
             return True
         if not patience:
@@ -94,7 +93,6 @@ class Spawned:
         return stacks_of_threads(self._stacks, self.pid, threads)
 
     def bury(self) -> None:
-        """Kill the programs that the dead process has started, and free its resources."""
         self._kill_group()
         with contextlib.suppress(OSError):
             os.unlink(self._stacks)
@@ -125,7 +123,6 @@ class _Thread:
         return True
 
     def kill(self) -> None:
-        """Close the socket, which the thread notices."""
         self.socket.close()
 
     def stacks(self, threads: Iterable[int]) -> str:
@@ -133,7 +130,6 @@ class _Thread:
         return ""
 
     def bury(self) -> None:
-        """Close the socket and wait for the end of the thread."""
         self.socket.close()
         self._thread.join(self._patience)
 
@@ -167,7 +163,6 @@ class Machine:
         return process
 
     def buried(self, pid: int) -> None:
-        """Forget a process that is dead and buried."""
         self._guard.remove(pid)
 
     def reap(self, reap_own: Callable[[int], bool]) -> None:
@@ -175,11 +170,9 @@ class Machine:
         reap_orphans(lambda pid: reap_own(pid) or self._guard.reap(pid))
 
     def open_broker(self, url: str) -> Store:
-        """Open the broker that the first process has named."""
         return open_broker(url)
 
     def poll(self, fds: Sequence[int], timeout: float) -> list[int]:
-        """Sleep until a descriptor is readable; return the readable descriptors."""
         return poll(fds, timeout)
 
     def lock(self) -> AbstractContextManager[object]:
@@ -196,7 +189,6 @@ class Machine:
         os._exit(code)
 
     def close(self) -> None:
-        """End the guard."""
         self._guard.close()
 
 
@@ -359,13 +351,11 @@ class RuntimeFolder:
                 return
 
     def remove(self) -> None:
-        """Delete the folder with all its files."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._fd)
 
 
 def _sweep(parent: str) -> None:
-    """Remove the folders of dead workers."""
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
         if name.startswith(_PREFIX) and _is_mine(path):

@@ -93,16 +93,13 @@ class Snapshots(Part):
 
     @property
     def due(self) -> float:  # type: ignore[override]
-        """Machine time of the next snapshot; 0 for now."""
         seconds = self.queues.due_in()
         return clock.machine() + seconds if seconds else 0.0
 
     def look(self, broker: Store) -> None:
-        """Keep the totals of the last minute."""
         self.queues.keep(broker)
 
     def after_reply(self, broker: Store, reply: Reply) -> None:
-        """Remember that the worker had work."""
         if reply.settled or reply.leases or reply.schedules:
             self.queues.acted()
 
@@ -120,7 +117,6 @@ class DeployNote(Part):
         self._release = release
 
     def look(self, broker: Store) -> None:
-        """Keep a note of the release, if the release has none yet."""
         self.due, release = math.inf, self._release
         if not release or Feature.HISTORY not in broker.features:
             return
@@ -148,7 +144,6 @@ class Burst(Part):
         self._again = ON_ITS_WAY
 
     def before_step(self, step: Step) -> None:
-        """Remember whether the step asks for jobs."""
         self._asked = step.want is not None and step.want.count > 0
 
     def after_reply(self, broker: Store, reply: Reply) -> None:
@@ -223,7 +218,6 @@ class _OpenQuestion:
 
     @property
     def due(self) -> float:
-        """Machine time at which the report is complete or overdue."""
         return self.until if self.waits else 0.0
 
 
@@ -247,7 +241,6 @@ class Reports(Part):
         self._open[question.id] = _OpenQuestion(question.verb, processes, until)
 
     def hear(self, pid: int, answers: Iterable[Answer]) -> None:
-        """Add the answers of a process."""
         for answer in answers:
             question = self._open.get(answer.question)
             if question is not None and question.waits.pop(pid, None) is not None:
@@ -255,7 +248,6 @@ class Reports(Part):
 
     @property
     def due(self) -> float:  # type: ignore[override]
-        """Machine time at which a report is complete or overdue; infinity without a question."""
         if not self._open:
             return math.inf
         with self._lock:
@@ -292,7 +284,6 @@ class Reports(Part):
             log.warning("a report of this worker is not kept: %s", error)
 
     def _close(self, question_id: str) -> Report:
-        """Take the report of a question."""
         question = self._open.pop(question_id)
         if question.verb == "dump":
             question.answers += _from_outside(question_id, question.waits.values())

@@ -188,7 +188,6 @@ class ProcessPool:
 
     @property
     def slots(self) -> int:
-        """The number of jobs that may run at a time in all processes."""
         return self.settings.processes * self.settings.concurrency
 
     def roll(self) -> None:
@@ -242,7 +241,6 @@ class ProcessPool:
             process.become(State.CLOSED)
 
     def _read_all(self, process: WorkerProcess) -> None:
-        """Read all frames that a process has sent so far."""
         for up in process.socket.drain():
             self._hear(process, up)
 
@@ -272,7 +270,6 @@ class ProcessPool:
             self.slots_freed()
 
     def _take_verdicts(self, process: WorkerProcess, up: Up) -> None:
-        """Keep the verdicts on leases that the process holds."""
         taken, leases, whole = [], [], True
         for verdict in up.verdicts:
             lease = process.held.pop(verdict.token, None)
@@ -321,7 +318,6 @@ class ProcessPool:
             self._crashed(process)
 
     def obey(self, command: Command) -> None:
-        """Cancel or terminate a job that this worker holds."""
         for process in self.processes:
             if command.token in process.held:
                 self.dispatch.unwanted.add(command.token)
@@ -537,16 +533,13 @@ class ProcessPool:
 
     @property
     def running(self) -> int:
-        """The number of running jobs, by the scoreboard."""
         return sum(len(process.running()) for process in self.processes)
 
     @property
     def held(self) -> int:
-        """The number of leases that the processes hold, for running and waiting jobs."""
         return sum(len(process.held) for process in self.processes)
 
     def be_quiet(self) -> None:
-        """Have all processes finish their running jobs and end; start no processes."""
         self.closing = True
         for process in self.processes:
             process.be_quiet()
@@ -574,14 +567,12 @@ class ProcessPool:
         self.ask(Question("dump", PRINTED))
 
     def ask(self, question: Question) -> None:
-        """Ask all processes for a report: see :class:`~.parts.Reports`."""
         ready = [process for process in self.processes if process.hello is not None]
         for process in ready:
             process.tell(question.command)
         self.reports.ask(question, ready)
 
     def close(self) -> None:
-        """End all processes for good."""
         for process in self.processes:
             process.kill()
         for process in self.processes:

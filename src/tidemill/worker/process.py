@@ -113,12 +113,10 @@ class WorkerProcess:
 
     @property
     def open(self) -> bool:
-        """True while the process may get any job."""
         return self.state is State.SERVING and not self.extra and not self.isolates
 
     @property
     def room(self) -> int:
-        """The number of further leases that the process would like to hold."""
         return max(0, self.depth - len(self.held)) if self.open else 0
 
     @property
@@ -149,7 +147,6 @@ class WorkerProcess:
         self.introduce(setup)
 
     def introduce(self, setup: Setup) -> None:
-        """Send the setup, with or without a scoreboard."""
         self.socket.post(Down(setup=setup))
 
     def greet(self, hello: Hello) -> None:
@@ -159,7 +156,6 @@ class WorkerProcess:
             self.become(State.LEAVING if hello.error else State.SERVING)
 
     def fileno(self) -> int:
-        """The descriptor of the socket, for ``select``."""
         return self.socket.fileno()
 
     # -- talking --------------------------------------------------------------------------------
@@ -209,17 +205,14 @@ class WorkerProcess:
     # -- watching -------------------------------------------------------------------------------
 
     def running(self) -> list[Running]:
-        """The scoreboard rows of running jobs whose verdict has not come."""
         return self.rows(self.held)
 
     def rows(self, tokens: Iterable[int]) -> list[Running]:
-        """The rows of these tokens on the scoreboard."""
         if self._shares.board is None:
             return []
         return self._shares.board.running(self.first_slot + 1, self._shares.size - 1, tokens)
 
     def strike(self, tokens: Collection[int]) -> None:
-        """Take stuck jobs off the scoreboard."""
         for row in self.rows(tokens):
             assert self._shares.board is not None
             self._shares.board.clear(row.slot, 1)
@@ -288,13 +281,11 @@ class WorkerProcess:
     # -- ending ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill the process and everything that it started; never waits."""
         if self.state < State.KILLED:
             self.become(State.KILLED)
         self._body.kill()
 
     def exited(self, patience: float = 0.0) -> bool:
-        """True when the process is dead; waits up to ``patience`` seconds for its death."""
         return self._body.exited(patience)
 
     def lingers(self, now: float) -> bool:
@@ -320,7 +311,6 @@ class WorkerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """True when it has died of SIGKILL."""
         return self._body.returncode == -signal.SIGKILL
 
     def cause(self) -> str:
@@ -371,7 +361,6 @@ class StuckJobs:
         return bool(self.due)
 
     def add(self, lease: Lease, verdict: Verdict, now: float) -> None:
-        """Add a job that cannot be interrupted."""
         self.since = self.since or now
         self.due[verdict.token] = now + verdict.delay
         what = "was terminated" if verdict.outcome == Outcome.CANCELLED else "ran past its timeout"
@@ -423,11 +412,9 @@ class ScoreboardShares:
 
     @property
     def slots(self) -> int:
-        """The number of rows in all shares."""
         return self._count * self.size
 
     def open(self, path: str, owner_id: str) -> Scoreboard:
-        """Make the scoreboard."""
         self.board = Scoreboard(path, self.slots)
         self.board.claim(owner_id)
         return self.board

@@ -69,7 +69,6 @@ class Scheduling(Part):
 
     @property
     def due(self) -> float:  # type: ignore[override]
-        """Machine time of the next declaration, or look at the clock if the store has schedules."""
         return min(self._declare_at, self._next_look) if self._has_some else self._declare_at
 
     def look(self, broker: Store) -> None:
@@ -82,11 +81,9 @@ class Scheduling(Part):
             self._declare_at = math.inf if stored else self._again
 
     def greet(self, hello: Hello) -> None:
-        """Declare the schedules of this app next."""
         self._hello, self._declare_at = hello, 0.0
 
     def before_step(self, step: Step) -> None:
-        """Ask for due schedules."""
         step.fires = self._fires
 
     def after_reply(self, broker: Store, reply: Reply) -> None:

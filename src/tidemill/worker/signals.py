@@ -41,26 +41,21 @@ class Signals:
         return undo
 
     def send(self, signum: int) -> None:
-        """Act as if a signal had arrived."""
         with contextlib.suppress(OSError):
             self._write.send(bytes([signum]))
 
     def ring(self) -> None:
-        """Make the descriptor readable without a signal."""
         self.send(0)
 
     def fileno(self) -> int:
-        """A descriptor that is readable while a signal waits to be taken."""
         return self._read.fileno()
 
     def take(self) -> list[int]:
-        """Take the waiting signals, each number once."""
         try:
             return [number for number in dict.fromkeys(self._read.recv(4096)) if number]
         except BlockingIOError:
             return []
 
     def close(self) -> None:
-        """Close both ends."""
         self._read.close()
         self._write.close()

@@ -172,7 +172,6 @@ class Slots:
     # -- threads come and go --------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the first thread, which reads."""
         with self._lock:
             self._employ(reads=True)
 
@@ -199,14 +198,12 @@ class Slots:
         return None, starts
 
     def async_job_ended(self) -> list[WaitingJob]:
-        """Free the slot of an async job that ended."""
         with self._lock:
             self.free += 1
             self._finished += 1
             return self._assign()
 
     def close(self) -> None:
-        """Wake all threads, so that they end."""
         with self._lock:
             self.over = True
             threads, self._idle = self._idle, []
@@ -217,7 +214,6 @@ class Slots:
     # -- jobs go --------------------------------------------------------------------------------
 
     def empty(self) -> list[int]:
-        """Remove all waiting jobs; returns their tokens."""
         with self._lock:
             return self._empty()
 
@@ -233,7 +229,6 @@ class Slots:
         return tokens
 
     def withdraw(self, token: int) -> bool:
-        """Remove a waiting job; False when no such job waits here."""
         with self._lock:
             waiting = [job for job in self._jobs if job.token == token]
             for job in waiting:
@@ -245,12 +240,10 @@ class Slots:
 
     @property
     def running(self) -> int:
-        """The number of taken slots."""
         return self.concurrency - self.free
 
     @property
     def waiting(self) -> bool:
-        """True while a job waits for a slot."""
         return bool(self._jobs)
 
     @property
@@ -321,7 +314,6 @@ class Waits:
             raise
 
     def end(self, context: JobContext) -> None:
-        """End a wait of the job."""
         with self._lock:
             context.waiting -= 1
             if not context.waiting:

@@ -139,7 +139,6 @@ class Sampler(threading.Thread):
                 self._counts[(_TOO_MANY, ()) if full else key] += 1
 
     def _collapsed(self) -> Stacks:
-        """The stacks as texts, with the sum of the samples of each text."""
         found: Stacks = {}
         labels: dict[CodeType, str] = {}
         for (name, codes), count in self._counts.items():
@@ -169,7 +168,6 @@ def _key(name: str, frame: FrameType | None) -> _Key | None:
 
 
 def _label(code: CodeType) -> str:
-    """A function as ``name (file:line)``, with the last two parts of the file's path."""
     file = "/".join(code.co_filename.split(os.sep)[-2:])
     return _clean(f"{code.co_qualname} ({file}:{code.co_firstlineno})")
 

@@ -78,7 +78,6 @@ class WorkerLoop(OwnerLoop):
         return step
 
     def _ask_parts(self) -> None:
-        """Have the parts do what is due. After an error there is a pause."""
         now, hello = clock.machine(), self._pool.hello
         if hello is not None and hello is not self._hello:
             self._hello = hello
@@ -96,7 +95,6 @@ class WorkerLoop(OwnerLoop):
             self._supervisor.hand_out(Reply(commands=[Command("quiet")]))
 
     def _want(self, takes: bool) -> Want:
-        """The want of the next step."""
         pool = self._pool
         count = pool.dispatch.room() if takes else 0
         # A lease takes up room in a full store, and the verdicts may need this room.
@@ -176,7 +174,6 @@ class WorkerLoop(OwnerLoop):
             self.say_away(error)
 
     def lost(self) -> None:
-        """Drop all leases: other workers have these jobs."""
         with self._pool.lock:
             self._pool.lose()
             for part in self._parts:
@@ -264,7 +261,6 @@ class RefusedVerdicts:
     def settle(
         self, broker: Broker, verdicts: Sequence[Verdict], notes: Sequence[Note], error: Exception
     ) -> Settled:
-        """Hand in the verdicts and notes of a step that was refused with ``error``."""
         done = Settled(Reply(next_due=0.0 if verdicts or notes else float("inf")))
         full = error if isinstance(error, StoreFull) else None
         if full is not None:
@@ -383,11 +379,9 @@ class HeldLeases:
         return self._settle_again(reply.strays) if reply.strays else []
 
     def lend(self, leases: Iterable[Lease]) -> None:
-        """Add these leases."""
         self._open.update([lease.token for lease in leases])
 
     def settled(self, verdicts: Sequence[Verdict]) -> None:
-        """Remember that the store has taken these verdicts."""
         if not verdicts:
             return
         self._open.difference_update([one.token for one in verdicts if not one.hold])
@@ -398,7 +392,6 @@ class HeldLeases:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        """Drop old verdicts, and the oldest when there are too many."""
         oldest = clock.machine() - KEPT_FOR
         while self._taken and (
             self._count > KEPT_MOST or self._bytes > KEPT_BYTES or self._taken[0][0] < oldest
@@ -408,7 +401,6 @@ class HeldLeases:
             self._bytes -= size
 
     def forget(self) -> None:
-        """Drop all leases: the store has given them to other workers."""
         self._open.clear()
         self._taken.clear()
         self._count = self._bytes = 0

@@ -120,14 +120,12 @@ class Start(msgspec.Struct, frozen=True):
         )
 
     def print(self) -> None:
-        """Print the banner on stderr."""
         if sys.stderr is not None:  # a process may start without stderr
             with contextlib.suppress(OSError, ValueError):  # nobody reads stderr
                 sys.stderr.write(self.banner())
                 sys.stderr.flush()
 
     def banner(self) -> str:
-        """The start as a text of several lines."""
         settings = self.settings
         lines = {
             "store": self.url,
@@ -347,7 +345,6 @@ class Supervisor:
         return UNUSABLE
 
     def _await_first(self, process: WorkerProcess) -> int | None:
-        """Wait until a process names the broker. Return an exit code if the worker ends."""
         while True:
             self._poll([process.fileno()], 3600.0)
             if self._stopping:
@@ -443,7 +440,6 @@ class Supervisor:
             self.pool.ask(question)
 
     def _leave(self, why: str) -> None:
-        """Say once why the store no longer serves this worker."""
         if not self._outgrown:
             log.error("%s; this worker stops; jobs whose verdicts it cannot report run again", why)
         self._outgrown = True

@@ -279,7 +279,6 @@ def cancellation_reason(run: Run, error: BaseException) -> BaseException:
 
 
 def _cancel(run: Run) -> None:
-    """Cancel the run of an async job, unless its event loop is closed."""
     if run.loop is not None and run.asyncio_task is not None:
         try:
             run.loop.call_soon_threadsafe(run.asyncio_task.cancel)

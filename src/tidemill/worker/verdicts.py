@@ -54,7 +54,6 @@ TRACEBACK_MOST = 16_000
 
 
 def refused(lease: Lease, reason: str) -> Verdict:
-    """The verdict on a job that must not run, or cannot begin."""
     try:
         envelope = lease.open()
     except Exception:  # the envelope cannot be decoded
@@ -67,7 +66,6 @@ def refused(lease: Lease, reason: str) -> Verdict:
 
 
 def success(run: Run, value: Any) -> Verdict:
-    """The verdict on a job whose task returned ``value``."""
     now = clock.wall()
     try:
         result = pack_result(value)
@@ -138,7 +136,6 @@ def _refusal(run: Run, error: BaseException) -> str:
 
 
 def _is_expected(run: Run, error: BaseException) -> bool:
-    """True when the task's ``expects`` names the error."""
     try:
         return retry.is_one_of(error, run.task.options.expects)
     # The import of a dotted name runs the user's code.
@@ -327,7 +324,6 @@ class RunLog:
         self._counted: collections.deque[int] = collections.deque()
 
     def ended(self, run: Run, verdict: Verdict) -> None:
-        """Log a run, or count it for the summary; log a slow run in any case."""
         if self.slow and (verdict.ended or clock.wall()) - run.started >= self.slow:
             self._write_slow(run, verdict)
         if self._left <= 0:
@@ -361,7 +357,6 @@ class RunLog:
         return None if self._left > 0 else max(0.001, self._until - now)
 
     def look(self, now: float) -> None:
-        """Log the summary of a second that is over."""
         if self._left > 0 or now < self._until:
             return
         count = self._summarise()
@@ -369,7 +364,6 @@ class RunLog:
         self._until = now + 1.0
 
     def close(self) -> None:
-        """Log the runs that are only counted, before the process ends."""
         self._summarise()
 
     def _summarise(self) -> int:

@@ -295,7 +295,6 @@ def check_with_first(
 
 
 def is_group(node: Node) -> bool:
-    """True for a node whose result is a list of results."""
     if isinstance(node, Chain):
         return is_group(node.steps[-1])
     return isinstance(node, (Group, Flow))

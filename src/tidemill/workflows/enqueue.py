@@ -96,7 +96,6 @@ def enqueue_composed(runtime: Runtime, node: Node) -> Any:
 
 
 def id_of(node: Node) -> str:
-    """The id that the user chose for a call or composition, or a new id."""
     return (node.options.id if isinstance(node, Call) else node.id) or new_id()
 
 

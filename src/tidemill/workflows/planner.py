@@ -83,7 +83,6 @@ class Plan:
         self._hooks: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def pieces(self) -> Iterator[Piece]:
-        """All jobs in the order in which they must be put, in pieces."""
         return self._pieces(self._node, self._id, ())
 
     def jobs(self) -> list[Envelope]:
@@ -275,7 +274,6 @@ def _trace(node: Node, job_id: str) -> Iterator[str]:
 
 
 def _check_part(node: Node) -> None:
-    """Refuse options in a part of a composition that only the whole composition may have."""
     named, txn = (
         (node.id, node.txn)
         if isinstance(node, Composition)

@@ -100,7 +100,6 @@ def join_name(*parts: str) -> str:
 
 
 def split_name(name: str) -> list[str]:
-    """The parts of a joined name."""
     return name.split(_SEPARATOR)
 
 

@@ -72,7 +72,6 @@ class Refusal(msgspec.Struct, array_like=True):
         return cls(name, str(error), fields)
 
     def error(self) -> TidemillError:
-        """The error of the message."""
         known = self.name if self.name in errors.__all__ else "TidemillError"
         kind: type[TidemillError] = getattr(errors, known)
         error = kind.__new__(kind, self.message)
@@ -102,7 +101,6 @@ class Call:
         self._names = arguments.__struct_fields__
 
     def write(self, arguments: dict[str, Any]) -> bytes:
-        """Arguments as a body."""
         return encode(arguments)
 
     def read(self, body: bytes) -> dict[str, Any]:

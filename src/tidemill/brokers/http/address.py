@@ -72,11 +72,6 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return token
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context; None for ``http://``.
-
-        Raises:
-            BrokerUnavailable: a file of certificates cannot be used.
-        """
         if not self.tls:
             return None
         try:
@@ -135,5 +130,4 @@ def check_url(url: Url) -> Address:
 
 
 def _masked(text: str) -> str:
-    """The URL without its secret."""
     return re.sub(r"(://)[^/?#]*@", r"\1***@", text)

@@ -41,7 +41,6 @@ class Server:
         self._trouble = ""
 
     def pause(self) -> float:
-        """Seconds until the next attempt to connect."""
         return max(0.0, self._next_try - time.monotonic())
 
     def connect(self) -> socket.socket:
@@ -90,7 +89,6 @@ class Server:
         return sock
 
     def head(self) -> bytes:
-        """The headers of all requests on a new connection."""
         lines = [f"Host: {self.where}", f"Content-Type: {MEDIA}", f"{PROTOCOL}: {VERSION}"]
         token = self.address.token()
         if token:
@@ -229,7 +227,6 @@ class ServerConnection:
             ) from error
 
     def close(self) -> None:
-        """Close the connection; the next call connects again."""
         sock, self._socket = self._socket, None
         self._asking = False
         if sock is not None:

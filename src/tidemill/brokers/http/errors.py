@@ -37,7 +37,6 @@ def unreachable(error: Exception, where: str) -> ServerAway:
 
 
 def refusal(response: Response, where: str) -> TidemillError:
-    """The error for an answer that refuses the call."""
     status, server = response.status, f"the job server at {where}"
     ours = response.headers.get("content-type") == MEDIA
     theirs = response.headers.get(PROTOCOL, "")

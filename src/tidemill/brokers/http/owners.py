@@ -70,12 +70,10 @@ class WakeUpPoll:
             raise
 
     def close(self) -> None:
-        """Close the connection; the next request connects again."""
         self._response = None
         self._connection.close()
 
     def end(self) -> None:
-        """Close the connection for good."""
         self._response = None
         self._connection.end()
 
@@ -95,7 +93,6 @@ class LocalOwner:
 
     @property
     def serial(self) -> int:
-        """The serial of the latest step."""
         return self._calls.serial
 
     def exchange(self, step: Step) -> Reply:
@@ -152,11 +149,9 @@ class LocalOwner:
                 return ready
 
     def wake(self) -> None:
-        """End the sleep, from any thread."""
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close all connections for good."""
         self._connection.end()
         self._wakeup.end()
         self._pipe.close()
@@ -187,7 +182,6 @@ class Owners:
         return list(self._owners)
 
     def attach(self, owner: Owner) -> None:
-        """List an owner as alive, with a lease."""
         before = self._owners.get(owner.id)
         # Begin a new session: without this, the server would continue the old session.
         if before is not None:
@@ -210,7 +204,6 @@ class Owners:
             self._presence.add(owner.id)
 
     def detach(self, owner_id: str, *, impatient: bool = False) -> None:
-        """Take an owner off the list; its jobs go back and count no attempt."""
         if self._drop(owner_id) is not None:
             connections = self._impatient if impatient else self._connections
             connections.call("detach", owner_id=owner_id)
@@ -224,7 +217,6 @@ class Owners:
         return local
 
     def wake(self, owner_id: str) -> None:
-        """End an owner's sleep, from any thread."""
         local = self._owners.get(owner_id)
         if local:
             local.wake()

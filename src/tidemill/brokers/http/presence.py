@@ -35,7 +35,6 @@ class Presence:
         self._connection = ServerConnection(server, STEP_TIMEOUT)
 
     def add(self, owner_id: str) -> None:
-        """Report a consumer as present."""
         with self._lock:
             self._owner_ids = (*self._owner_ids, owner_id)
             if self._thread is None:
@@ -46,13 +45,11 @@ class Presence:
         self._pipe.wake()
 
     def remove(self, owner_id: str) -> None:
-        """Stop reporting a consumer as present."""
         with self._lock:
             self._owner_ids = tuple(known for known in self._owner_ids if known != owner_id)
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the connection, and end the thread."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None

@@ -61,7 +61,6 @@ class Response:
     # -- called by the parser ---------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One line of the head."""
         self._head[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -96,7 +96,6 @@ def _begin_anew(jobs: Jobs, item: Item) -> None:
 
 
 def delete(jobs: Jobs, job_id: str) -> bool:
-    """Forget a job in any state."""
     item = jobs.items.get(job_id)
     if item is None:
         return False
@@ -133,7 +132,6 @@ def alter(jobs: Jobs, job_id: str, rank: int | None, queue: str | None) -> bool:
 def set_queue(
     jobs: Jobs, queue: str, *, paused: bool | None = None, max_size: int | None = None
 ) -> None:
-    """Pause or resume a queue, or set its bound; None changes nothing."""
     jobs.check_here()
     row = jobs.queue(queue)
     row.paused = row.paused if paused is None else paused
@@ -141,7 +139,6 @@ def set_queue(
 
 
 def forget_queue(jobs: Jobs, queue: str) -> bool:
-    """Forget the counters and settings of a queue without unfinished jobs."""
     jobs.check_here()
     if jobs.queue(queue).size:
         return False

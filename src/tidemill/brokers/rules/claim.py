@@ -13,7 +13,6 @@ from tidemill.core.job import DEFAULT_TTR, Lease, Owner
 
 
 def lease(jobs: Jobs, owner: Owner, want: Want) -> Iterator[Lease]:
-    """Lease up to ``want.count`` jobs."""
     for number in range(want.count):
         chosen = choose(jobs, want, first=number == 0)
         if not chosen:
@@ -34,7 +33,6 @@ def start_lease(jobs: Jobs, item: Item, owner: Owner) -> Lease:
 
 
 def ttr_of(envelope: Envelope) -> float:
-    """The seconds that a consumer has for a message."""
     return envelope.ttr if envelope.ttr > 0 else DEFAULT_TTR
 
 

@@ -41,7 +41,6 @@ def micros(jobs: Jobs) -> int:
 def set_limit(
     jobs: Jobs, name: str, settings: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
-    """Apply settings to a limit at once."""
     table = jobs.queue_limits if queue else jobs.limits
     if queue:
         jobs.queue(name)
@@ -171,7 +170,6 @@ def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
 
 
 def held(jobs: Jobs, job_id: str) -> Held | None:
-    """The limit of a ready job: see :class:`~tidemill.brokers.contract.limits.LimitCalls`."""
     item = jobs.items.get(job_id)
     if item is None or item.record.state is not State.READY:
         return None
@@ -191,7 +189,6 @@ def _limits_of(jobs: Jobs, envelope: Envelope) -> Iterator[Held]:
 
 
 def show(jobs: Jobs) -> list[LimitStats]:
-    """Every limit in numbers."""
     queues = [
         LimitStats(
             name=name,

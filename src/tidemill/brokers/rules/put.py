@@ -17,7 +17,6 @@ from tidemill.errors import DuplicateJob, QueueFull
 def put(
     jobs: Jobs, envelopes: Sequence[Envelope], hold: Collection[str], let_go: Collection[str]
 ) -> list[Put]:
-    """Accept jobs, all or none."""
     _refuse_any(jobs, envelopes)
     workflows.refuse_any(jobs, envelopes, let_go)
     puts = [_put_one(jobs, envelope) for envelope in envelopes]
@@ -144,7 +143,6 @@ def _insert(jobs: Jobs, job: Envelope, state: State, since: float = 0.0) -> None
 
 
 def _set_period(jobs: Jobs, item: Item, unique: Unique, since: float) -> None:
-    """Apply the period and the longest wait of a unique key."""
     if unique.period:
         item.until = jobs.now + unique.period
     if unique.max_wait:

@@ -26,7 +26,6 @@ class ScheduleTable:
         self._claims: list[_Entry] = []  # claims, by the machine time at which they end
 
     def page(self, after: str, limit: int) -> list[Schedule]:
-        """Records by name, from the first name after ``after`` on."""
         names = sorted(name for name in self.records if name > after)
         return [self.records[name] for name in names[:limit]]
 
@@ -53,7 +52,6 @@ class ScheduleTable:
         return Changed(True, version, left_out)
 
     def hand_out(self, most: int) -> list[Schedule]:
-        """Claim up to ``most`` due records for the caller."""
         out: list[Schedule] = []
         for heap, now in ((self._claims, self._jobs.now), (self._due, self._jobs.wall)):
             while self._first(heap) <= now and len(out) < most:

@@ -98,7 +98,6 @@ def touch(jobs: Jobs, owner: str, token: int, seconds: float) -> bool:
 
 
 def note(jobs: Jobs, owner: str, note: Note) -> None:
-    """Keep a note of a running job."""
     item = jobs.leases.get((owner, note.token))
     if item is None:
         return
@@ -110,7 +109,6 @@ def note(jobs: Jobs, owner: str, note: Note) -> None:
 
 
 def log(item: Item, line: str, time: float) -> None:
-    """Add a line to a job's history."""
     item.record.log.append((time, line))
     del item.record.log[:-_LOG_MOST]
 

@@ -17,7 +17,6 @@ from tidemill.core.job import Record, State
 
 
 def depart(jobs: Jobs, where: str, *, seal: bool = False) -> Departure:
-    """Begin a departure, or continue it."""
     known = jobs.departure or Departure(new_id(), where)
     if known.where != where:
         raise store_moved(known)
@@ -27,7 +26,6 @@ def depart(jobs: Jobs, where: str, *, seal: bool = False) -> Departure:
 
 
 def adopt(jobs: Jobs, departure: Departure, records: Sequence[Record], cursor: str) -> list[bool]:
-    """Adopt jobs of a departed store."""
     _, first = jobs.arrivals.get(departure.mark, ("", jobs.seq))
     jobs.seq = max(jobs.seq, first + departure.last)
     jobs.arrivals[departure.mark] = cursor, first

@@ -174,13 +174,11 @@ class Jobs:
         return self.due[:1] + self.due_wall[:1]
 
     def look_at(self, item: Item, when: float) -> None:
-        """Have the job checked at this machine time."""
         heapq.heappush(self.due, (when, item.record.seq, item.record.envelope.id))
 
     # -- counters -------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """A queue's row."""
         return self.stats.setdefault(name, QueueStats(name=name))
 
     def partition(self, claim: JobLimit) -> Partition:
@@ -245,7 +243,6 @@ class Jobs:
                 self.partition(item.record.envelope.limit).running -= 1
 
     def run(self, item: Item, owner: Owner) -> None:
-        """Make a job running, under a lease."""
         self.unplace(item)
         record = item.record
         record.state, record.worker, record.leased = State.RUNNING, owner.name, self.wall
@@ -286,14 +283,12 @@ class Jobs:
         bisect.insort(self.finished, (when, item.record.envelope.id))
 
     def forget(self, item: Item) -> None:
-        """Delete an unfinished job."""
         self.unplace(item)
         self.give_up_key(item.record.envelope)
         del self.items[item.record.envelope.id]
         self.on_end(self, item)
 
     def keep_for(self, record: Record) -> float:
-        """The seconds for which a finished job is kept."""
         if record.state is State.FAILED or is_purged(record.error):
             return self.retention.failed
         if record.state is not State.SUCCEEDED:

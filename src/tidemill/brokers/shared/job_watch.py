@@ -40,7 +40,6 @@ class Alarm:
         self.tell()
 
     def clear(self) -> None:
-        """Stop ringing."""
         self.rings = False
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)

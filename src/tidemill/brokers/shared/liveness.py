@@ -53,7 +53,6 @@ class Liveness:
             os.makedirs(self._path, mode=0o700, exist_ok=True)
 
     def path(self, number: int) -> str:
-        """The FIFO of an owner."""
         return os.path.join(self._folder.path, _name_of(number))
 
     def hold(self, number: int) -> None:
@@ -82,7 +81,6 @@ class Liveness:
                     os.close(fd)  # the close wakes watchers, which then find the new FIFO
 
     def let_go(self, number: int) -> None:
-        """Stop holding the FIFO of an owner."""
         with self._holding:
             fd = self._held.pop(number, None)
             if fd is not None:
@@ -177,7 +175,6 @@ class Liveness:
             return []
 
     def remove(self, number: int) -> None:
-        """Remove the FIFO of a gone owner."""
         try:
             self._folder.remove(_name_of(number))
         except FileNotFoundError:

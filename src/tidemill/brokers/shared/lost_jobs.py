@@ -23,7 +23,6 @@ _MOST_LINES = 20
 
 
 def lost_text(losses: int, most: int) -> str:
-    """The error of a job that was lost too often."""
     return f"{LOST}: loss {losses} of {most}"
 
 

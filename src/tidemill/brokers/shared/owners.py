@@ -247,11 +247,9 @@ class Owners(abc.ABC, Generic[A]):
         return attached
 
     def find(self, owner_id: str) -> A | None:
-        """An attached owner, or None."""
         return self._by_id.get(owner_id) or self._go_on(owner_id)
 
     def ids(self) -> list[str]:
-        """The ids of all owners that are attached here."""
         return list(self._by_id)
 
     def attach(self, owner: Owner) -> None:
@@ -401,13 +399,11 @@ class Owners(abc.ABC, Generic[A]):
         return ready
 
     def wake(self, owner_id: str) -> None:
-        """End an owner's sleep, from any thread."""
         attached = self._by_id.get(owner_id)
         if attached is not None:
             attached.wake()
 
     def wake_all(self) -> None:
-        """End every sleep."""
         for attached in list(self._by_id.values()):
             attached.wake()
 

@@ -31,7 +31,6 @@ class Turns:
         self._locks = [LongLock() for _ in range(_LOCKS)]
 
     def of(self, owner_id: str) -> LongLock:
-        """The lock of an owner."""
         return self._locks[hash(owner_id) % _LOCKS]
 
 

@@ -60,7 +60,6 @@ def ready_of(until: Until, seconds: float | None = None) -> list[int]:
 
 
 def sleep(parked: Parked) -> list[int]:
-    """Wait in this thread."""
     with contextlib.closing(parked):
         try:
             until = next(parked)

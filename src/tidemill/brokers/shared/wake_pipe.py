@@ -39,7 +39,6 @@ class WakePipe:
         self._lock = Lock()
 
     def wake(self) -> None:
-        """End the sleep, from any thread."""
         with self._lock:
             if self._end >= 0:
                 with contextlib.suppress(BlockingIOError):  # the pipe is full

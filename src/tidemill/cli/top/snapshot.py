@@ -92,7 +92,6 @@ class Snapshot(msgspec.Struct):
     fetched: int | None
 
     def public(self) -> dict[str, Any]:
-        """The snapshot as plain data for programs."""
         queues = [
             row.stats.public()
             | {"in_per_second": row.rates.into, "out_per_second": row.rates.out}
@@ -117,7 +116,6 @@ class Snapshot(msgspec.Struct):
 
 
 def take(mill: Tidemill, meter: Meter) -> Snapshot:
-    """Look at the store once."""
     broker = mill.broker
     move_due(broker)
     seen = Seen(mill)
@@ -151,7 +149,6 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
 
 
 def _busy(owner: Owner, tokens: set[int]) -> int | None:
-    """The number of jobs that a worker runs; None for a worker on another machine."""
     runs = read_runs(owner.board, owner.id) if owner.board else None
     return None if runs is None else len(runs.keys() & tokens)
 

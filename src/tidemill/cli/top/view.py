@@ -205,12 +205,10 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sorted_queues(snapshot: Snapshot, sort: str) -> list[QueueRow]:
-    """The queues in an order of :data:`SORTS`."""
     return sorted(snapshot.queues, key=SORTS[sort])
 
 
 def headline(snapshot: Snapshot) -> str:
-    """The totals of the store in one line."""
     totals = [(name, snapshot.totals[name]) for name in _TOTALS]
     known = [
         running_in_words(count, snapshot.fetched) if name == "running" else f"{count:,} {name}"
@@ -235,7 +233,6 @@ def lacking(snapshot: Snapshot) -> str:
 
 
 def queues_table(out: Console, rows: Sequence[QueueRow]) -> Table:
-    """A table of queues."""
     columns = (
         *("queue…", "ready#", "running#", "scheduled#?", "waiting#?", "oldest#"),
         *("in/s#", "out/s#", "fail/s#?", "rate out?", "note…"),
@@ -313,7 +310,6 @@ def _progress(job: RunningJob) -> str:
 
 
 def workers_table(out: Console, workers: Sequence[WorkerRow]) -> Table:
-    """A table of workers and consumers. ``busy`` is not known for a worker of another machine."""
     columns = ("worker…", "kind?", "queues…?", "busy#", "slots#", "up#?", "host?", "pid#?")
     cells = [
         (
@@ -364,12 +360,10 @@ class Terminal:
         self._handlers = {s: signal.signal(s, lambda signum, frame: None) for s in _SIGNALS}
 
     def begin(self) -> None:
-        """Take the terminal."""
         tty.setcbreak(self._in)  # read single keys without echo; Ctrl-C still sends a signal
         self._live.start()
 
     def end(self) -> None:
-        """Give the terminal back."""
         self._leave()
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
@@ -380,7 +374,6 @@ class Terminal:
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._saved)
 
     def show(self) -> None:
-        """Draw a frame in the present size of the terminal."""
         sys.stdout.write(_BEGIN)
         self._live.refresh()
         sys.stdout.write(_END)

@@ -66,7 +66,6 @@ _Given = dict[str, Any]
 
 
 def moment(run_after: Any) -> Any:
-    """The time ``run_after``: a ``timedelta`` counts from now."""
     return timezone.now() + run_after if isinstance(run_after, dt.timedelta) else run_after
 
 
@@ -182,7 +181,6 @@ class _Backend:
 
     @functools.cached_property
     def mill(self) -> DjangoMill:
-        """The app of this alias. Its store opens at its first use."""
         own = "URL" in self.options
         mill = DjangoMill(read_settings(self.options, self._where)) if own else project_mill()
         mill.runtime.finders.append(self._find)
@@ -190,7 +188,6 @@ class _Backend:
 
     @property
     def _rule(self) -> CommitRule:
-        """The rule for the time of puts of this alias."""
         rule = self.mill.runtime.commit
         if "URL" in self.options or not _RULE & self.options.keys():
             return rule
@@ -233,21 +230,17 @@ class _Backend:
 
     @property
     def supports_defer(self) -> bool:
-        """Whether the store holds jobs until a time."""
         return Feature.DELAY in self._features
 
     @property
     def supports_get_result(self) -> bool:
-        """Whether the store shows jobs and their results."""
         return Feature.RESULTS in self._features and Feature.INSPECT in self._features
 
     @property
     def supports_priority(self) -> bool:
-        """Whether the store knows priorities."""
         return Feature.PRIORITY in self._features
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """System checks; no store and no connection is opened."""
         found = problems(self.options, self._where) if self.options else []
         return [*found, *app_missing(self.alias, self.options.get("URL"))]
 
@@ -267,7 +260,6 @@ class _Backend:
             raise self.framework.InvalidTask(str(error)) from error
 
     def declared(self, task: Any) -> _Declared:
-        """The app's task for a task of the framework. The first use declares the app's task."""
         name = task.module_path
         known = self._declared.get(name)
         if known is None or known.func is not task.func:
@@ -281,7 +273,6 @@ class _Backend:
         return known
 
     def _given(self, task: Any) -> _Given:
-        """The options of a task, in the words of tidemill."""
         own = {name: getattr(task, name, None) for name in OPTIONS}
         own |= {"priority": task.priority or None, "queue": task.queue_name}
         if task.run_after is not None:

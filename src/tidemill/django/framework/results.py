@@ -48,7 +48,6 @@ def moment_of(seconds: float) -> dt.datetime | None:
 
 
 def arguments_of(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a job, encoded with msgpack or pickle."""
     args, kwargs = (unpack_pickle if envelope.pickled else unpack)(envelope.body)
     return args, kwargs
 
@@ -81,7 +80,6 @@ def new_result(framework: Framework, task: Any, **known: Any) -> Any:
 
 
 def result_of(framework: Framework, task: Any, record: Record) -> Any:
-    """The result of a job as it is now."""
     envelope = record.envelope
     args, kwargs = arguments_of(envelope)
     attempts = record.attempts
@@ -112,7 +110,6 @@ def result_of(framework: Framework, task: Any, record: Record) -> Any:
 
 
 def end_failed(framework: Framework, result: Any, error: BaseException) -> None:
-    """Change a result to failed, now, with this error."""
     kind, base = type(error), framework.base
     trace = "".join(traceback.format_exception(error))
     path = f"{kind.__module__}.{kind.__qualname__}"

@@ -93,7 +93,6 @@ class _Attempt:
         return result
 
     def _add_history(self, result: Any) -> None:
-        """Add the earlier attempts from the store."""
         try:
             record = self._backend.mill.runtime.job_store.get(self._job.id)
         except TidemillError:
@@ -106,7 +105,6 @@ class _Attempt:
             object.__setattr__(result, "worker_ids", [*earlier, self._job.worker])
 
     def succeeded(self, value: Any) -> None:
-        """Set the end of the job in the result: success, and the value."""
         status = self._framework.base.TaskResultStatus.SUCCESSFUL
         object.__setattr__(self._result, "status", status)
         object.__setattr__(self._result, "finished_at", moment_of(clock.wall()))
@@ -127,7 +125,6 @@ class _Attempt:
         signal.send_robust(sender=type(self._backend), task_result=self._result)
 
     async def asay(self, signal: Any) -> None:
-        """As ``say``, from an event loop."""
         await signal.asend_robust(sender=type(self._backend), task_result=self._result)
 
 

@@ -38,12 +38,10 @@ class Command(BaseCommand):
     requires_system_checks: Any = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Take the verb and all arguments after it, without parsing them."""
         parser.add_argument("--backend", metavar="ALIAS", help="the app of this alias of TASKS")
         parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="VERB …")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the verb."""
         given = _without_django(options["arguments"])
         app = APP
         if options["backend"]:
@@ -101,7 +99,6 @@ class Command(BaseCommand):
 
 
 def _runserver(arguments: list[str], is_command_line: bool) -> list[str]:
-    """The command line of ``runserver``, with the program that runs this command."""
     if not is_command_line:
         return [sys.executable, "-m", "django", "runserver", *arguments]
     given = sys.argv
