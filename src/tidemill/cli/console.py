@@ -203,11 +203,7 @@ def answer(document: Any, as_json: bool, *lines: str) -> None:
 
 
 def answer_table(
-    document: Any,
-    as_json: bool,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    none: str,
+    document: Any, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[Any]], none: str
 ) -> None:
     """Print one JSON document for programs, or a table for people; ``none`` replaces no rows."""
     out, cells = console(), [*rows]

@@ -50,12 +50,7 @@ _all_option = click.option(
 @json_option
 @store_options
 def retry(
-    mill: Tidemill,
-    ids: tuple[str, ...],
-    what: Filter,
-    force: bool,
-    everything: bool,
-    as_json: bool,
+    mill: Tidemill, ids: tuple[str, ...], what: Filter, force: bool, everything: bool, as_json: bool
 ) -> None:
     """Retry jobs: start a new run of each, with all its attempts.
 

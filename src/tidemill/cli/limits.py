@@ -29,9 +29,7 @@ _NONE = "none"
 @click.option("--concurrency", help="The most jobs that run at a time.")
 @click.option("--breaker", help="Failures in a row that pause a queue.")
 @click.option(
-    "--pause",
-    type=float,
-    help="Seconds that the breaker of --breaker pauses a queue; default 30.",
+    "--pause", type=float, help="Seconds that the breaker of --breaker pauses a queue; default 30."
 )
 @click.option("--declared", is_flag=True, help="Use the settings that code declares again.")
 @json_option

@@ -270,12 +270,7 @@ def token() -> None:
 @_AUTH
 @json_option
 def create(
-    name: str,
-    role: str,
-    days: float | None,
-    queues: tuple[str, ...],
-    auth: str,
-    as_json: bool,
+    name: str, role: str, days: float | None, queues: tuple[str, ...], auth: str, as_json: bool
 ) -> None:
     """Make a token NAME and print it once: the file keeps only its hash."""
     from tidemill.server.tokens import Role

@@ -132,10 +132,7 @@ def _deal_out(leases: list[Lease], processes: list[WorkerProcess]) -> None:
 
 
 def _deal_up_to(
-    most: list[int],
-    leases: list[Lease],
-    processes: list[WorkerProcess],
-    hands: list[list[Lease]],
+    most: list[int], leases: list[Lease], processes: list[WorkerProcess], hands: list[list[Lease]]
 ) -> list[Lease]:
     """Fill the hands until each process holds its ``most`` leases; return the leases left."""
     while leases:

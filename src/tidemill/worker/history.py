@@ -84,11 +84,7 @@ class WorkerHistory(Part):
         return self._rows
 
     def settled(
-        self,
-        verdicts: Sequence[Verdict],
-        answers: Sequence[bool | None],
-        *,
-        refused: bool = False,
+        self, verdicts: Sequence[Verdict], answers: Sequence[bool | None], *, refused: bool = False
     ) -> None:
         """Count the verdicts of the latest step that the store has taken.
 

@@ -101,10 +101,7 @@ class WorkerLoop(OwnerLoop):
         if clock.machine() < self._short_until:
             count = max(0, min(count, pool.slots - pool.held))
         return Want(
-            count,
-            self._settings.queues,
-            self._settings.mode,
-            alone=pool.dispatch.can_isolate,
+            count, self._settings.queues, self._settings.mode, alone=pool.dispatch.can_isolate
         )
 
     def hand_out(self, step: Step, reply: Reply) -> float:

@@ -200,11 +200,7 @@ def _failed(
 
 
 def _report(
-    lease: Lease,
-    envelope: Envelope,
-    verdict: Verdict,
-    error: BaseException | None,
-    expected: bool,
+    lease: Lease, envelope: Envelope, verdict: Verdict, error: BaseException | None, expected: bool
 ) -> None:
     """Log which attempt failed, why, and what follows. An expected error is one line of INFO."""
     most, trace = envelope.retries.max_attempts, verdict.traceback

@@ -17,16 +17,7 @@ from tidemill.brokers.contract.transfer import Transfer
 from tidemill.core.clock import clock
 
 
-class Store(
-    Broker,
-    Inspection,
-    Admin,
-    JobWaits,
-    Schedules,
-    Transfer,
-    RemoteOwners,
-    Protocol,
-):
+class Store(Broker, Inspection, Admin, JobWaits, Schedules, Transfer, RemoteOwners, Protocol):
     """A broker with every part of the contract. Features say which calls it answers."""
 
 

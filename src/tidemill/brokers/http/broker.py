@@ -40,9 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def forwarded(
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[Any, P], R]:
+def forwarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """A call of the contract as a call of the server with the same arguments."""
     name = method.__name__
     return forwarded_to(method, lambda broker, **given: broker._call(name, **given))

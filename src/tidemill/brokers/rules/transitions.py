@@ -89,10 +89,7 @@ class Jobs:
     """
 
     def __init__(
-        self,
-        retention: Retention,
-        tell: Callable[[], None],
-        on_end: Callable[[Jobs, Item], None],
+        self, retention: Retention, tell: Callable[[], None], on_end: Callable[[Jobs, Item], None]
     ) -> None:
         self.on_end = on_end
         self.retention = retention

@@ -13,11 +13,7 @@ from tidemill.brokers.rules.transitions import Item, Jobs
 from tidemill.core.envelope import Envelope, Links
 from tidemill.core.job import Input, RunOn, State
 
-_HOW = {
-    State.FAILED: "failed",
-    State.CANCELLED: "was cancelled",
-    State.EXPIRED: "expired",
-}
+_HOW = {State.FAILED: "failed", State.CANCELLED: "was cancelled", State.EXPIRED: "expired"}
 
 
 def refuse_any(jobs: Jobs, envelopes: Sequence[Envelope], let_go: Collection[str]) -> None:

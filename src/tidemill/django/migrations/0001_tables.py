@@ -18,9 +18,7 @@ _INDEXES = {
     "prune": ("prune", "prune IS NOT NULL"),
     "limited": ("share, queue, rank, seq", "state = 2 AND share <> ''"),
 }
-_MARIADB = {
-    "limited": "share, state, rank, seq",
-}
+_MARIADB = {"limited": "share, state, rank, seq"}
 """The columns of an index on MariaDB, which has no partial indexes, and short keys."""
 
 
@@ -71,9 +69,7 @@ class Migration(migrations.Migration):
                 ("facts", models.BinaryField(default=b"")),
                 ("large", models.BinaryField(default=b"")),
             ],
-            options={
-                "db_table": "tidemill_job",
-            },
+            options={"db_table": "tidemill_job"},
         ),
         migrations.CreateModel(
             name="Limit",
@@ -81,18 +77,12 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=255, primary_key=True, serialize=False)),
                 ("facts", models.BinaryField()),
             ],
-            options={
-                "db_table": "tidemill_limit",
-            },
+            options={"db_table": "tidemill_limit"},
         ),
         migrations.CreateModel(
             name="Number",
-            fields=[
-                ("n", models.BigAutoField(primary_key=True, serialize=False)),
-            ],
-            options={
-                "db_table": "tidemill_number",
-            },
+            fields=[("n", models.BigAutoField(primary_key=True, serialize=False))],
+            options={"db_table": "tidemill_number"},
         ),
         migrations.CreateModel(
             name="Owner",
@@ -104,10 +94,7 @@ class Migration(migrations.Migration):
                 ("commands", models.BinaryField(default=b"")),
                 ("reply", models.BinaryField(default=b"")),
             ],
-            options={
-                "db_table": "tidemill_owner",
-                "verbose_name": "worker",
-            },
+            options={"db_table": "tidemill_owner", "verbose_name": "worker"},
         ),
         migrations.CreateModel(
             name="Partition",
@@ -117,9 +104,7 @@ class Migration(migrations.Migration):
                 ("turn", models.BigIntegerField(default=0)),
                 ("limiter", models.BinaryField(default=b"")),
             ],
-            options={
-                "db_table": "tidemill_partition",
-            },
+            options={"db_table": "tidemill_partition"},
         ),
         migrations.CreateModel(
             name="Queue",
@@ -135,9 +120,7 @@ class Migration(migrations.Migration):
                 ("retried", models.BigIntegerField(default=0)),
                 ("purged", models.BigIntegerField(default=0)),
             ],
-            options={
-                "db_table": "tidemill_queue",
-            },
+            options={"db_table": "tidemill_queue"},
         ),
         migrations.CreateModel(
             name="Schedule",
@@ -148,9 +131,7 @@ class Migration(migrations.Migration):
                 ("claimed", models.FloatField(default=0)),
                 ("body", models.BinaryField(default=b"")),
             ],
-            options={
-                "db_table": "tidemill_schedule",
-            },
+            options={"db_table": "tidemill_schedule"},
         ),
         migrations.CreateModel(
             name="Store",
@@ -159,9 +140,7 @@ class Migration(migrations.Migration):
                 ("departs", models.SmallIntegerField(default=0)),
                 ("facts", models.BinaryField(default=b"")),
             ],
-            options={
-                "db_table": "tidemill_store",
-            },
+            options={"db_table": "tidemill_store"},
         ),
         migrations.CreateModel(
             name="HistoryRow",
@@ -188,10 +167,7 @@ class Migration(migrations.Migration):
                 ("job", models.CharField(max_length=255)),
                 ("until", models.FloatField(default=0)),
             ],
-            options={
-                "db_table": "tidemill_key",
-                "unique_together": {("key", "place")},
-            },
+            options={"db_table": "tidemill_key", "unique_together": {("key", "place")}},
         ),
         migrations.RunPython(make_indexes, migrations.RunPython.noop, atomic=False),
     ]
