@@ -51,10 +51,8 @@ def main(fd: int) -> int:
 
 
 def _load(app: str) -> tuple[Runtime | None, ProcessEvents | None, Hello]:
-    """Load the app, and call its handlers of ``process_start``. Return the report, too.
-
-    The report goes to the supervisor. The app is None when a step failed.
-    """
+    """Load the app, and call its handlers of ``process_start``. Return the report, too."""
+    # The report goes to the supervisor. The app is None when a step failed.
     try:
         mark_records()  # the app may log while it is imported
         with log_output(LogSettings.from_environment()):

@@ -119,10 +119,8 @@ def _check(where: str, rule: Rule) -> None:
 
 
 def _expanded(where: str, text: str) -> str:
-    """A header. A ``$NAME`` at its end becomes the value of the environment variable ``NAME``.
-
-    So the file needs no secret.
-    """
+    """A header. A ``$NAME`` at its end becomes the value of the environment variable ``NAME``."""
+    # So the file needs no secret.
     before, mark, name = text.rpartition("$")
     if not mark:
         return text

@@ -204,11 +204,9 @@ def _chosen(
 
 
 def _follows(mill: Tidemill, record: Record, what: Filter, verb: str) -> bool:
-    """True for a group or a hook that the verb leaves out.
-
-    A filter by group selects only members. A group never runs. A group ends with its members,
-    except when its producer died before all members were stored.
-    """
+    """True for a group or a hook that the verb leaves out."""
+    # A filter by group selects only members. A group never runs. A group ends with its members,
+    # except when its producer died before all members were stored.
     is_group = record.envelope.task == GROUP
     if what.id_prefix:
         return is_group or is_hook(record)

@@ -110,11 +110,7 @@ def _that_end(mill: Tidemill, text: str) -> list[str]:
 
 
 def _only(text: str, ids: list[str]) -> str:
-    """The only id of a list.
-
-    Raises:
-        InvalidOption: there are several.
-    """
+    """The only id of a list."""
     if len(ids) > 1:
         how = "begin" if ids[0].startswith(text) else "end"
         more = " and more" if len(ids) > _CANDIDATES else ""
@@ -147,10 +143,8 @@ def failed_job(mill: Tidemill, text: str) -> Record:
 
 
 def _whole_of(mill: Tidemill, job_id: str, least: int, known: dict[str, bool]) -> str:
-    """The id of the group, chain or flow of a job, or the job's own id.
-
-    The result has at least ``least`` characters. ``known`` caches the lookups.
-    """
+    """The id of the group, chain or flow of a job, or the job's own id."""
+    # The result has at least ``least`` characters. ``known`` caches the lookups.
     cut = job_id.find(".", least)
     while cut > 0:
         whole = job_id[:cut]

@@ -179,12 +179,7 @@ def job_lines(mill: Tidemill, id: str) -> list[str]:
 
 
 def _read(mill: Tidemill, text: str) -> Record:
-    """The record of a job. Some brokers show failed jobs only.
-
-    Raises:
-        JobNotFound: there is no such job.
-        InvalidOption: several ids begin or end with the text.
-    """
+    """The record of a job. Some brokers show failed jobs only."""
     return mill.job(whole_id(mill, text)).refresh() if _inspects(mill) else failed_job(mill, text)
 
 

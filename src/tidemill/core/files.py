@@ -108,11 +108,9 @@ def folder_mode(mode: int) -> int:
 
 
 def _file_mode(folder: int) -> int:
-    """The mode of files in a folder of mode ``folder``.
-
-    Users who may make files in the folder may read and write its files. In a sticky folder this
-    holds only for the owner and the group.
-    """
+    """The mode of files in a folder of mode ``folder``."""
+    # Users who may make files in the folder may read and write its files. In a sticky folder this
+    # holds only for the owner and the group.
     mode = 0o600
     if folder & stat.S_IWGRP:
         mode |= 0o060

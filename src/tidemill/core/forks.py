@@ -38,10 +38,8 @@ class _ProcessId:
 
 
 def _new_mark() -> Any:
-    """A byte of memory that the kernel sets to 0 in each forked child.
-
-    To read the byte takes a tenth of the time of ``os.getpid``, which is a system call.
-    """
+    """A byte of memory that the kernel sets to 0 in each forked child."""
+    # To read the byte takes a tenth of the time of ``os.getpid``, which is a system call.
     if sys.platform == "linux":
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:

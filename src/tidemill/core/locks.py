@@ -85,10 +85,8 @@ class Condition(RLock):
         return came
 
     def _leave(self, turn: threading.Lock) -> None:
-        """End a wait without a notification: the time is over, or a handler has raised.
-
-        If the notification came at this moment, pass it to another thread.
-        """
+        """End a wait without a notification: the time is over, or a handler has raised."""
+        # If the notification came at this moment, pass it to another thread.
         try:
             self._turns.remove(turn)
         except ValueError:

@@ -171,11 +171,9 @@ class Scoreboard:
 def _rows(
     path: str, owner_id: str, folder: Folder | None = None
 ) -> list[tuple[int, int, float, float]] | None:
-    """All rows of an owner's scoreboard; None when the file is gone.
-
-    With ``folder`` only the name in ``path`` counts, because the owner may know the folder by
-    another path. Of a truncated file, the rows that are left are read.
-    """
+    """All rows of an owner's scoreboard; None when the file is gone."""
+    # With ``folder`` only the name in ``path`` counts, because the owner may know the folder by
+    # another path. Of a truncated file, the rows that are left are read.
     try:
         fd = _found(path, folder)
         with open(fd, "rb") as file:

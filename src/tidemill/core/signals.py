@@ -121,11 +121,9 @@ def do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _is_pythons(handler: Any) -> bool:
-    """True for a handler in Python, which a section replaces.
-
-    uWSGI handles SIGINT in C, and Python does not know. To replace Python's handler would end that
-    of uWSGI for good: its processes would not stop.
-    """
+    """True for a handler in Python, which a section replaces."""
+    # uWSGI handles SIGINT in C, and Python does not know. To replace Python's handler would end
+    # that of uWSGI for good: its processes would not stop.
     if handler is signal.default_int_handler and "uwsgi" in sys.modules:
         return False
     return callable(handler) and handler is not do_nothing
@@ -339,10 +337,8 @@ class InterruptibleWait:
 
 
 def _after_fork_child() -> None:
-    """Forget the parent's signals in a forked child.
-
-    Another thread may have forked while the main thread was in a section.
-    """
+    """Forget the parent's signals in a forked child."""
+    # Another thread may have forked while the main thread was in a section.
     _came.clear()
     _once_more.clear()
     if threading.get_ident() != _main[0]:

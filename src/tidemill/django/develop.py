@@ -92,10 +92,8 @@ def _await_end(site: subprocess.Popen[bytes], signals: Signals) -> int:
 
 
 def _end(started: list[tuple[subprocess.Popen[bytes], float]], signals: Signals) -> None:
-    """End all programs. A program that does not end within its time is killed.
-
-    A further signal kills all programs at once.
-    """
+    """End all programs. A program that does not end within its time is killed."""
+    # A further signal kills all programs at once.
     for program, _ in started:
         program.terminate()
     now = time.monotonic()

@@ -62,11 +62,9 @@ def _too_far(broker: Store) -> list[str]:
 
 
 def _failed(mill: Tidemill, rows: Sequence[Schedule]) -> dict[str, Record]:
-    """Schedules whose latest ended job did not succeed, with this job.
-
-    The jobs of a schedule have no index. So this looks at the latest jobs of the tasks that had
-    failures, and may miss a schedule whose task has very many other jobs.
-    """
+    """Schedules whose latest ended job did not succeed, with this job."""
+    # The jobs of a schedule have no index. So this looks at the latest jobs of the tasks that had
+    # failures, and may miss a schedule whose task has very many other jobs.
     if not rows or Feature.HISTORY not in mill.broker.features:
         return {}
     tasks = {row.task for row in rows}

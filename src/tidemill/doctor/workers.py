@@ -82,11 +82,9 @@ def _is_late(record: Record) -> bool:
 
 
 def _stray_tokens(owners: list[Owner], running: list[Record]) -> set[int]:
-    """Tokens of old leases that the workers on this machine do not know.
-
-    A worker with a free slot starts a leased job at once. So when a worker has free slots and no
-    row for an old lease on its scoreboard, it does not know this lease.
-    """
+    """Tokens of old leases that the workers on this machine do not know."""
+    # A worker with a free slot starts a leased job at once. So when a worker has free slots and no
+    # row for an old lease on its scoreboard, it does not know this lease.
     found: set[int] = set()
     for name, runs in runs_by_name(owners).items():
         if runs is not None:

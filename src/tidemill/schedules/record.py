@@ -303,21 +303,18 @@ def _resume(stored: Stored, now: float) -> None:
 
 
 def _over(stored: Stored, now: float) -> float:
-    """The moment up to which all times are over.
-
-    Cron and calendar times that have fired stay over when the clock is set back. But if the last
-    one is more than a day ahead, the clock was wrong when it fired: then the schedule fires again.
-    """
+    """The moment up to which all times are over."""
+    # Cron and calendar times that have fired stay over when the clock is set back. But if the last
+    # one is more than a day ahead, the clock was wrong when it fired: then the schedule fires
+    # again.
     has_fired = now < stored.last <= now + DAY and not stored.rule.every
     return stored.last if has_fired else now
 
 
 def _is_set_back(stored: Stored, now: float) -> bool:
-    """True when the next time is later than the rule says: the clock was set back.
-
-    Without this check the schedule would not fire until its old next time. A difference of up to
-    ``SKEW`` is normal between machines that share a store.
-    """
+    """True when the next time is later than the rule says: the clock was set back."""
+    # Without this check the schedule would not fire until its old next time. A difference of up to
+    # ``SKEW`` is normal between machines that share a store.
     rule = stored.rule
     if rule.every:
         begun = stored.unanchored or rule.start <= now
@@ -326,10 +323,9 @@ def _is_set_back(stored: Stored, now: float) -> bool:
 
 
 def _leave_out_oldest(stored: Stored, now: float) -> None:
-    """If more than ``MOST_MISSED`` times were missed, leave out the oldest of them.
-
-    Times may lie close together for an hour, and then a day apart. So the missed times are counted.
-    """
+    """If more than ``MOST_MISSED`` times were missed, leave out the oldest of them."""
+    # Times may lie close together for an hour, and then a day apart. So the missed times are
+    # counted.
     following = [stored.planned, *times(stored.rule, stored.planned, 3)]
     gap = min((b - a for a, b in itertools.pairwise(following)), default=math.inf)
     span = (MOST_MISSED + 1) * gap
@@ -364,12 +360,10 @@ def _finite(when: float) -> float:
 
 
 def _is_same(new: Stored, was: Stored, now: float) -> bool:
-    """True when two rules have the same times, so that the old counters apply to the new rule.
-
-    Code such as ``start=datetime.now()`` gives another moment each time it is loaded. Two moments
-    count as the same when they differ by the time between the two declarations. Two starts also
-    count as the same when both are past and the times from now on are equal.
-    """
+    """True when two rules have the same times, so that the old counters apply to the new rule."""
+    # Code such as ``start=datetime.now()`` gives another moment each time it is loaded. Two moments
+    # count as the same when they differ by the time between the two declarations. Two starts also
+    # count as the same when both are past and the times from now on are equal.
     for field in ("repeats", "jitter", "catch_up"):
         if getattr(new, field) != getattr(was, field):
             return False

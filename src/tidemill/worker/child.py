@@ -321,11 +321,9 @@ class Child:
     # -- the timekeeper -------------------------------------------------------------------------
 
     def _keep_time(self) -> None:
-        """Send the outbox, and do all that depends on time, until the process ends.
-
-        The thread sleeps until somebody rings, or until the next deadline. While jobs run, it wakes
-        every 50 milliseconds.
-        """
+        """Send the outbox, and do all that depends on time, until the process ends."""
+        # The thread sleeps until somebody rings, or until the next deadline. While jobs run, it
+        # wakes every 50 milliseconds.
         ticked = clock.machine()
         try:
             while True:

@@ -147,10 +147,8 @@ class TaskDeclarations(Part):
 
 
 def _store(broker: Store, declared: list[tuple[str, bytes]], *, change: bool) -> set[str]:
-    """Store some declarations; return the tasks that had none.
-
-    Without ``change``, renew stored declarations but keep their content.
-    """
+    """Store some declarations; return the tasks that had none."""
+    # Without ``change``, renew stored declarations but keep their content.
     new: set[str] = set()
     while declared:
         records = broker.schedules([f"{DECLARATION}{name}" for name, _ in declared])

@@ -102,12 +102,10 @@ class Dispatch:
         return any(lease.losses for lease in self.spare)
 
     def _isolate(self, lease: Lease) -> bool:
-        """Give the job a process that runs nothing else; False while there is none.
-
-        The worker starts a process for the job, so that neither this job nor other jobs wait. A
-        worker with one slot starts no process, since it never runs two jobs at a time. Its only
-        process gets the job when no other job runs.
-        """
+        """Give the job a process that runs nothing else; False while there is none."""
+        # The worker starts a process for the job, so that neither this job nor other jobs wait. A
+        # worker with one slot starts no process, since it never runs two jobs at a time. Its only
+        # process gets the job when no other job runs.
         processes = self._pool.processes
         for process in processes:
             serves = process.state is State.SERVING

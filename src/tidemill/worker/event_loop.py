@@ -169,11 +169,9 @@ class Loop:
             self._loop.call_soon(self._start, jobs)
 
     def _check(self, job: WaitingJob, task: asyncio.Task[None]) -> None:
-        """Handle the end of an asyncio task that has settled no job.
-
-        A task that was cancelled before its start gives its job back. Any other end is an error of
-        the worker, which ends the process.
-        """
+        """Handle the end of an asyncio task that has settled no job."""
+        # A task that was cancelled before its start gives its job back. Any other end is an error
+        # of the worker, which ends the process.
         if self._tasks.pop(job.token, None) is None:
             return
         if task.cancelled():
@@ -230,10 +228,9 @@ class ProcessEvents:
                 ) from error
 
     def _run(self, awaitable: Awaitable[Any]) -> None:
-        """Run an awaitable on the loop of the process, which has no thread yet.
-
-        The calling thread may have a running loop of its own, so another thread runs the awaitable.
-        """
+        """Run an awaitable on the loop of the process, which has no thread yet."""
+        # The calling thread may have a running loop of its own, so another thread runs the
+        # awaitable.
         self.runner = self.runner or new_runner()
         runner = self.runner
         _in_thread("tidemill-start", lambda: runner.run(_await(awaitable)))
@@ -267,10 +264,8 @@ def run_awaitable(
 
 
 def _in_thread(name: str, function: Callable[[], Any]) -> Any:
-    """Run a function in a thread of its own; Ctrl-C ends the wait, and not the function.
-
-    An executor would join its thread, so that Ctrl-C would have to wait for the function.
-    """
+    """Run a function in a thread of its own; Ctrl-C ends the wait, and not the function."""
+    # An executor would join its thread, so that Ctrl-C would have to wait for the function.
     context = contextvars.copy_context()
     box: list[tuple[Any, BaseException | None]] = []
 

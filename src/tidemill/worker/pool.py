@@ -173,11 +173,9 @@ class ProcessPool:
                 return
 
     def _wait_for_old(self, what: str) -> bool:
-        """True while jobs of leaving processes take as many slots as the worker has.
-
-        No process starts meanwhile, so the worker never runs more than twice as many jobs as it has
-        slots.
-        """
+        """True while jobs of leaving processes take as many slots as the worker has."""
+        # No process starts meanwhile, so the worker never runs more than twice as many jobs as it
+        # has slots.
         old = [process for process in self.processes if process.state is State.LEAVING]
         full = sum(len(process.held) for process in old) >= self.slots
         if full and not self._full:

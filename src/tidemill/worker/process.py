@@ -486,11 +486,9 @@ class LostJobs:
         process.held.clear()
 
     def _suspect(self, process: WorkerProcess, running: Mapping[int, float]) -> None:
-        """Have each running job of a process that gave up run alone: any may have broken it.
-
-        Its interrupted run counts no attempt. If the job breaks a process again, this second run
-        counts an attempt. A job that ran alone is no suspect, but the culprit.
-        """
+        """Have each running job of a process that gave up run alone: any may have broken it."""
+        # Its interrupted run counts no attempt. If the job breaks a process again, this second run
+        # counts an attempt. A job that ran alone is no suspect, but the culprit.
         suspects = [token for token in running if token not in process.lost]
         if len(suspects) < 2:
             return

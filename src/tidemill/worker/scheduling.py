@@ -124,11 +124,9 @@ class Scheduling(Part):
             _tell(schedule, change, changed, now)
 
     def _lives_by(self, broker: Store) -> kept.Lives:
-        """A function that tells whether any of the given owners lives; it asks the broker once.
-
-        Every worker attaches before it declares. This worker reads the records first, then the
-        owners. So the owners include each living worker whose declaration is in the records.
-        """
+        """A function that tells whether any of the given owners lives; it asks the broker once."""
+        # Every worker attaches before it declares. This worker reads the records first, then the
+        # owners. So the owners include each living worker whose declaration is in the records.
         alive: set[str] = set()
 
         def lives(owners: Collection[str]) -> bool:

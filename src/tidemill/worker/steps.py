@@ -158,11 +158,7 @@ class WorkerLoop(OwnerLoop):
         return min(done.reply.next_due, self._settings.waits.retry)
 
     def _say(self, error: Exception) -> None:
-        """Log once that the store is away, or full.
-
-        Raises:
-            Exception: the store will not come back, or the worker has an error. So the worker ends.
-        """
+        """Log once that the store is away, or full."""
         if isinstance(error, StoreGone) or not isinstance(error, UNTAKEN):
             raise error
         if isinstance(error, StoreFull):

@@ -289,10 +289,8 @@ class Supervisor:
             self.signals.ring()
 
     def _end_loop(self, loop: WorkerLoop) -> None:
-        """After an error of this thread, have the loop kill all processes and make its last step.
-
-        A store that does not answer has the same time as at the end of a healthy worker.
-        """
+        """After an error of this thread, have the loop kill all processes and make a last step."""
+        # A store that does not answer has the same time as at the end of a healthy worker.
         self._broken = True
         loop.wake()
         until = clock.machine() + STALLED
@@ -319,10 +317,8 @@ class Supervisor:
             return self.pool.over
 
     def _start_first(self) -> int | None:
-        """Start a process that names the broker. Return an exit code if the worker ends.
-
-        A SIGKILL comes from outside, as when memory runs out. So another process starts then.
-        """
+        """Start a process that names the broker. Return an exit code if the worker ends."""
+        # A SIGKILL comes from outside, as when memory runs out. So another process starts then.
         for left in reversed(range(FIRST_STARTS)):
             while self.pool.held_back and not self._stopping:
                 self._poll([], FIRST_PAUSE)

@@ -181,11 +181,9 @@ def _failed(
     error: BaseException | None = None,
     expected: bool = False,
 ) -> Verdict:
-    """Log a run that did not succeed, and return its verdict.
-
-    ``trace`` is the traceback of ``error``. Without an error, ``trace`` is the stack of a stuck
-    thread.
-    """
+    """Log a run that did not succeed, and return its verdict."""
+    # ``trace`` is the traceback of ``error``. Without an error, ``trace`` is the stack of a stuck
+    # thread.
     if outcome is Outcome.RETRY and delay is None:
         delay = retry.backoff(envelope.retries, lease.attempt)
     ended = clock.wall()
@@ -249,11 +247,9 @@ def name_of(error: BaseException) -> str:
 
 
 def _users_part(error: BaseException) -> Any:
-    """The traceback without its first frames, which lie between the worker and the task.
-
-    A TypeError from ``tidemill.django`` still is an error of the task: Django's own backends treat
-    a call that does not fit the task in the same way.
-    """
+    """The traceback without its first frames, which lie between the worker and the task."""
+    # A TypeError from ``tidemill.django`` still is an error of the task: Django's own backends
+    # treat a call that does not fit the task in the same way.
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
         (*_AROUND_THE_TASK, "tidemill.django")

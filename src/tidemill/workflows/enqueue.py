@@ -122,12 +122,10 @@ def _handle_of(runtime: Runtime, node: Node, job_id: str, pending: str) -> Any:
 
 
 def _put_in_pieces(runtime: Runtime, plan: Plan) -> None:
-    """Put a plan. A group of more than ``JOBS_PER_PUT`` jobs takes several puts.
-
-    The group is held until its last piece is stored: a held group does not end. A producer that
-    raises cancels the members that it has put. A producer that dies between two pieces leaves a
-    held group, which somebody must cancel.
-    """
+    """Put a plan. A group of more than ``JOBS_PER_PUT`` jobs takes several puts."""
+    # The group is held until its last piece is stored: a held group does not end. A producer that
+    # raises cancels the members that it has put. A producer that dies between two pieces leaves a
+    # held group, which somebody must cancel.
     pieces = _Pieces(runtime)
     try:
         for piece in plan.pieces():

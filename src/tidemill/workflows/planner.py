@@ -115,12 +115,10 @@ class Plan:
         before: _Before,
         watched_by: tuple[str, ...] = (),
     ) -> Iterator[Envelope]:
-        """The jobs of a node, from last to first, without group members that come in later pieces.
-
-        The last job of the node has the id ``job_id`` and the given ``next``. The hooks
-        ``watched_by`` wait for all steps of the node: somebody may cancel the last step of a chain
-        while an earlier step still runs.
-        """
+        """The jobs of a node, from last to first, without members that come in later pieces."""
+        # The last job of the node has the id ``job_id`` and the given ``next``. The hooks
+        # ``watched_by`` wait for all steps of the node: somebody may cancel the last step of a
+        # chain while an earlier step still runs.
         if node is not self._node:
             _check_part(node)
         hooks = list(self._hook_jobs(node, job_id))

@@ -128,10 +128,8 @@ def release_owner(jobs: Jobs, owner: str, causes: Mapping[int, str] | None) -> i
 
 
 def _lose(jobs: Jobs, item: Item) -> None:
-    """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
-
-    A task fails after as many losses as it has attempts.
-    """
+    """Give back a vanished owner's lease: a message with a failed attempt, a task with a loss."""
+    # A task fails after as many losses as it has attempts.
     record = item.record
     if record.envelope.is_message:
         died = Verdict(item.token, Outcome.RETRY, error=CONSUMER_DIED, ended=jobs.wall)

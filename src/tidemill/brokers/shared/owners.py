@@ -367,11 +367,9 @@ class Owners(abc.ABC, Generic[A]):
         return again
 
     def _forget(self, gone: Collection[A]) -> None:
-        """Forget remote owners that are no longer listed.
-
-        These owners may never call again. A sleeping owner is only woken, and forgotten later. An
-        owner that is ``near`` is kept: its next step learns that the owner is lost.
-        """
+        """Forget remote owners that are no longer listed."""
+        # These owners may never call again. A sleeping owner is only woken, and forgotten later. An
+        # owner that is ``near`` is kept: its next step learns that the owner is lost.
         for attached in gone:
             if not attached.asleep.end_if_empty():
                 attached.wake()
@@ -468,10 +466,8 @@ class Owners(abc.ABC, Generic[A]):
         return here or self._liveness.is_here(row.number)
 
     def _bury(self, row: Row) -> bool:
-        """Give back a dead owner's leases, by its scoreboard if this machine has the scoreboard.
-
-        False when the owner has left the list meanwhile, or lives after all.
-        """
+        """Give back a dead owner's leases, by its scoreboard if this machine has the scoreboard."""
+        # False when the owner has left the list meanwhile, or lives after all.
         owner = row.owner
         board = owner.board if self._is_near(row) and owner.kind == "worker" else ""
         folder = self._board_folder() if board else None
