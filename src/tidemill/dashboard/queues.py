@@ -16,6 +16,7 @@ from tidemill.brokers.generic.purges import purge as purge_jobs
 from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.history import ALL_QUEUES, QueueNumbers, QueuePoint, TaskNumbers, latest_of
 from tidemill.core.job import Owner
+from tidemill.core.words import counted
 from tidemill.dashboard import bulk
 from tidemill.dashboard.overview import has_tasks, worker_command
 from tidemill.dashboard.page import NotFound, Page
@@ -105,6 +106,8 @@ def index(page: Page) -> Response:
         text=text,
         sort=sort,
         matching=len(found),
+        unpaused=sum(not row.paused for row in page.look.queues),
+        paused=sum(row.paused for row in page.look.queues),
         has_history=page.has(Feature.HISTORY),
         knows=page.has(Feature.INSPECT),
         pauses=page.has(Feature.PAUSE),
@@ -264,6 +267,32 @@ def _charts(page: Page, name: str) -> list[dict[str, Any]]:
 
 
 # -- actions ---------------------------------------------------------------------------------------
+
+
+@routes.post("/queues/pause")
+def pause_all(page: Page) -> Response:
+    """Let no job of any queue start; a queue that appears later is not paused."""
+    count = _set_all(page, paused=True)
+    text = f"{counted(count, 'queue')} paused: running jobs go on, no other job starts."
+    return page.back(text, "/queues")
+
+
+@routes.post("/queues/resume")
+def resume_all(page: Page) -> Response:
+    """Let jobs of all queues start again."""
+    count = _set_all(page, paused=False)
+    return page.back(f"{counted(count, 'queue')} resumed.", "/queues")
+
+
+def _set_all(page: Page, *, paused: bool) -> int:
+    """Pause or resume the queues that are not in this state; returns their number."""
+    names = [row.name for row in page.dashboard.looks.take(0).queues if row.paused != paused]
+    for name in names:
+        page.mill.broker.set_queue(name, paused=paused)
+    if names:
+        what = f"{'paused' if paused else 'resumed'} all queues"
+        page.audit(what, ", ".join(names), len(names))
+    return len(names)
 
 
 @routes.post("/queues/{name}/pause")

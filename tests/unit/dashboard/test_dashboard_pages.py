@@ -206,6 +206,26 @@ def test_a_queue_is_paused_and_goes_on(mill: Tidemill, anna: Visitor) -> None:
     assert [row.paused for row in mill.queues()] == [False]
 
 
+def test_all_queues_are_paused_and_resumed(mill: Tidemill, anna: Visitor) -> None:
+    for queue in ("mail", "images", "orders"):
+        mill.queue(queue).put("a")
+    mill.broker.set_queue("orders", paused=True)
+    assert 'data-ask="Pause 2 queues?' in anna.get("/queues?name=mail")
+    # when
+    said = anna.act("/queues/pause")
+    # then
+    assert said == "ok: 2 queues paused: running jobs go on, no other job starts."
+    assert all(row.paused for row in mill.queues())
+    assert 'data-ask="Pause' not in anna.get("/queues")
+    assert anna.act("/queues/resume") == "ok: 3 queues resumed."
+    assert not any(row.paused for row in mill.queues())
+    found = [(note.what, set(note.target.split(", ")), note.count) for note in notes(mill)]
+    assert found == [
+        ("resumed all queues", {"mail", "images", "orders"}, 3),
+        ("paused all queues", {"mail", "images"}, 2),
+    ]
+
+
 def test_the_limits_of_a_queue_are_changed(mill: Tidemill, anna: Visitor) -> None:
     mill.queue("mail").put("a")
     anna.act("/queues/mail/bounds", rate="10/m", concurrency="3", max_size="100")

@@ -114,6 +114,7 @@ def test_two_processes_with_one_secret_show_each_others_messages(mill: Tidemill)
     [
         (PAUSE, Role.OPERATOR),
         ("/queues/mail/resume", Role.OPERATOR),
+        ("/queues/pause", Role.OPERATOR),
         ("/queues/mail/purge", Role.ADMIN),
         ("/queues/mail/restore", Role.ADMIN),
         ("/queues/mail/bounds", Role.ADMIN),
