@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from simulator import FOREVER, Simulation
 
 from tidemill import State
@@ -61,22 +62,15 @@ def test_a_burst_waits_for_a_stuck_process(sim: Simulation) -> None:
     assert len(sim.runs(long)) == 1
 
 
-def test_a_burst_does_not_take_a_store_that_is_away_for_an_empty_one(sim: Simulation) -> None:
+@pytest.mark.parametrize("trouble", ["be_away", "be_full"])
+def test_a_burst_does_not_take_a_store_in_trouble_for_an_empty_one(
+    sim: Simulation, trouble: str
+) -> None:
     worker = sim.cold_worker(burst=True)
     job = sim.task("quick", seconds=5.0).enqueue()
     sim.until(lambda: sim.runs(job))
     jobs = [sim.task("more").enqueue() for _ in range(20)]
-    sim.store.be_away(60.0)
-    assert worker.until_ended() == 0
-    assert all(each.state is State.SUCCEEDED for each in (job, *jobs))
-
-
-def test_a_burst_does_not_take_a_full_store_for_an_empty_one(sim: Simulation) -> None:
-    worker = sim.cold_worker(burst=True)
-    job = sim.task("quick", seconds=5.0).enqueue()
-    sim.until(lambda: sim.runs(job))
-    jobs = [sim.task("more").enqueue() for _ in range(20)]
-    sim.store.be_full(60.0)
+    getattr(sim.store, trouble)(60.0)
     assert worker.until_ended() == 0
     assert all(each.state is State.SUCCEEDED for each in (job, *jobs))
 

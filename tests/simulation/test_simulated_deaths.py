@@ -76,13 +76,17 @@ def test_jobs_of_the_other_process_run_on(sim: Simulation) -> None:
     assert worker.started == 3
 
 
-def test_a_job_that_kills_each_worker_ends_as_failed_and_names_the_signal(sim: Simulation) -> None:
-    # case T9
-    job = sim.task("killer", seconds=1.0, kills=11, retries=Retries(2, delay=0)).enqueue()
+@pytest.mark.parametrize(("kills", "name", "retries"), [(11, "SIGSEGV", 2), (6, "SIGABRT", 0)])
+def test_a_job_that_kills_each_worker_ends_as_failed_and_names_the_signal(
+    sim: Simulation, kills: int, name: str, retries: int
+) -> None:
+    # case T9, law 6
+    policy = Retries(retries, delay=0)
+    job = sim.task("killer", seconds=1.0, kills=kills, retries=policy).enqueue()
     sim.worker(concurrency=1)
     sim.until(lambda: job.state is State.FAILED)
-    assert len(sim.starts(job)) == 3
-    assert "SIGSEGV" in job.refresh().error
+    assert len(sim.starts(job)) == retries + 1
+    assert name in job.refresh().error
 
 
 def test_a_process_that_dies_at_each_start_backs_off(sim: Simulation) -> None:
@@ -240,16 +244,6 @@ def test_a_death_by_a_job_is_followed_by_no_pause(sim: Simulation) -> None:
     assert worker.started >= 10
 
 
-def test_a_job_without_retries_that_kills_its_process_runs_once(sim: Simulation) -> None:
-    # law 6
-    job = sim.task("kills", kills=6, retries=0).enqueue()
-    sim.worker(concurrency=1)
-    sim.until(lambda: job.state.finished)
-    assert job.refresh().state is State.FAILED
-    assert "SIGABRT" in job.refresh().error
-    assert len(sim.runs(job)) == 1
-
-
 def test_everything_dies_and_another_worker_goes_on(sim: Simulation) -> None:
     # law 6, case T10
     long = sim.task("long", seconds=20.0, retries=SOON).enqueue()
@@ -266,29 +260,18 @@ def test_everything_dies_and_another_worker_goes_on(sim: Simulation) -> None:
     assert second.started == 1
 
 
-def test_a_job_that_ended_is_counted_until_its_verdict_is_stored(sim: Simulation) -> None:
-    # law 6
+@pytest.mark.parametrize("max_jobs", [0, 1])
+def test_a_job_that_ended_is_counted_until_its_verdict_is_stored(
+    sim: Simulation, max_jobs: int
+) -> None:
+    # law 6: also when its process has ended, too
     job = sim.task("quick", seconds=5.0, retries=SOON).enqueue()
-    first = sim.worker(concurrency=1)
-    sim.store.stall(60.0)
-    sim.task("other").enqueue()
-    sim.run_for(10.0)
-    assert sim.runs(job)[0].over
-    first.kill()
-    sim.run_for(60.0)
-    sim.worker(concurrency=1)
-    sim.until_succeeded(job)
-    assert job.refresh().attempt == 2
-
-
-def test_a_row_of_a_dead_process_counts_until_its_verdict_is_stored(sim: Simulation) -> None:
-    # law 6
-    job = sim.task("quick", seconds=5.0, retries=SOON).enqueue()
-    first = sim.worker(concurrency=1, max_jobs=1)
+    first = sim.worker(concurrency=1, max_jobs=max_jobs)
     sim.store.stall(60.0)
     sim.task("other").enqueue()
     sim.run_for(20.0)
-    assert sim.runs(job)[0].process.returncode == 0
+    assert sim.runs(job)[0].over
+    assert sim.runs(job)[0].process.returncode == (0 if max_jobs else None)
     first.kill()
     sim.run_for(60.0)
     sim.worker(concurrency=1)

@@ -10,17 +10,6 @@ from simulator import FOREVER, Simulation
 from tidemill import State
 
 
-def test_a_process_is_replaced_after_its_number_of_jobs(sim: Simulation) -> None:
-    # case T8
-    jobs = [sim.task(f"job-{n}", result=n).enqueue() for n in range(5)]
-    worker = sim.worker(concurrency=1, max_jobs=2)
-    sim.until_succeeded(*jobs)
-    assert [job.result(timeout=0) for job in jobs] == list(range(5))
-    sim.run_for(5.0)
-    assert worker.started == 3
-    assert len({run.process.pid for run in sim.runs()}) == 3
-
-
 def test_a_process_with_too_much_memory_is_replaced_after_its_job(sim: Simulation) -> None:
     # case T8
     job = sim.task("grows", result="kept", grows=True).enqueue()
@@ -43,16 +32,6 @@ def test_a_reload_starts_the_new_code_before_the_old_one_ends(sim: Simulation) -
     sim.run_for(5.0)
     assert old.returncode == 0
     assert worker.started == 2
-
-
-def test_a_reload_of_broken_code_keeps_the_old_processes(sim: Simulation) -> None:
-    worker = sim.worker(processes=2)
-    sim.app.error = "SyntaxError: invalid syntax"
-    worker.signal(signal.SIGHUP)
-    sim.run_for(60.0)
-    job = sim.task("quick").enqueue()
-    sim.until_succeeded(job)
-    assert sim.said("the processes with the old code keep running")
 
 
 def test_a_process_that_does_not_end_by_itself_is_killed(sim: Simulation) -> None:
@@ -270,6 +249,8 @@ def test_a_broken_reload_and_a_good_one_leave_the_new_code_alone(sim: Simulation
     worker.signal(signal.SIGHUP)
     sim.run_for(10.0)
     assert worker.processes == old
+    assert sim.said("the processes with the old code keep running")
+    sim.until_succeeded(sim.task("quick").enqueue())
     sim.app.error = ""
     worker.signal(signal.SIGHUP)
     sim.run_for(10.0)

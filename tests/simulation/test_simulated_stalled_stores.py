@@ -25,37 +25,20 @@ def test_a_timeout_ends_its_process_while_the_store_stalls(sim: Simulation) -> N
     assert job.refresh().finished - job.attempts[0].started >= 1.0
 
 
-def test_verdicts_wait_for_a_store_that_is_away(sim: Simulation) -> None:
-    # law 3
+@pytest.mark.parametrize(
+    ("trouble", "end"),
+    [("be_away", "the broker is back"), ("be_full", "the store has room again")],
+)
+def test_verdicts_wait_for_a_store_in_trouble(sim: Simulation, trouble: str, end: str) -> None:
+    # laws 3, 16
     job = sim.task("quick", seconds=5.0).enqueue()
     sim.worker()
-    sim.store.be_away(60.0)
+    getattr(sim.store, trouble)(60.0)
     sim.run_for(59.0)
     assert job.refresh().state is State.RUNNING
     sim.until_succeeded(job)
     assert len(sim.starts(job)) == 1
-    assert sim.said("the broker is back") == 1
-
-
-def test_verdicts_wait_for_a_store_that_is_full(sim: Simulation) -> None:
-    # law 16
-    job = sim.task("quick", seconds=5.0).enqueue()
-    sim.worker()
-    sim.store.be_full(60.0)
-    sim.run_for(59.0)
-    assert job.refresh().state is State.RUNNING
-    sim.until_succeeded(job)
-    assert len(sim.starts(job)) == 1
-
-
-def test_a_worker_that_was_given_up_begins_anew(sim: Simulation) -> None:
-    # law 4
-    job = sim.task("long", seconds=30.0, heeds_cancel=True).enqueue()
-    worker = sim.worker()
-    worker.give_up()
-    sim.until(lambda: len(sim.starts(job)) == 2)
-    sim.until_succeeded(job)
-    assert job.refresh().attempt == 1
+    assert sim.said(end) == 1
 
 
 def test_a_held_lock_is_found_while_the_store_stalls(sim: Simulation) -> None:
@@ -156,18 +139,6 @@ def test_a_worker_leases_nothing_in_advance_after_a_full_store(sim: Simulation) 
     assert sim.states()["running"] == 2
 
 
-def test_a_verdict_that_cannot_be_stored_fails_its_job_alone(sim: Simulation) -> None:
-    # law 16
-    bad = sim.task("bad", seconds=2.0).enqueue()
-    good = [sim.task("good", seconds=2.0).enqueue() for _ in range(3)]
-    sim.store.poison(bad)
-    sim.worker(concurrency=4)
-    sim.until_succeeded(*good)
-    sim.until(lambda: bad.state is State.FAILED)
-    assert "the outcome of the job could not be stored" in bad.refresh().error
-    assert sim.now <= 1010.0
-
-
 def test_a_verdict_that_cannot_be_stored_in_a_full_store_holds_up_nobody(sim: Simulation) -> None:
     # law 16
     bad = sim.task("bad", seconds=2.0).enqueue()
@@ -205,6 +176,10 @@ def test_lines_of_a_job_are_stored_beside_a_verdict_that_cannot_be(sim: Simulati
     other = says.enqueue()
     sim.until_succeeded(other)
     assert [line for _, line in other.record.log] == ["at page 7"]
+    # and that job fails alone, soon
+    sim.until(lambda: job.state is State.FAILED)
+    assert "the outcome of the job could not be stored" in job.refresh().error
+    assert sim.now <= 1010.0
 
 
 def test_a_store_that_is_away_gets_one_step_a_second(sim: Simulation) -> None:

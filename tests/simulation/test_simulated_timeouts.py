@@ -94,17 +94,6 @@ def test_a_process_whose_lock_is_held_is_killed_before_the_grace(sim: Simulation
     assert long.refresh().attempt == 1
 
 
-def test_a_neighbour_without_another_attempt_outlives_the_grace(sim: Simulation) -> None:
-    # case T6
-    last = sim.task("last", seconds=200.0, retries=0).enqueue()
-    stuck = sim.task("stuck", seconds=FOREVER, ignores=True, timeout=1.0, retries=0)
-    sim.worker(concurrency=2, stuck_grace=30.0)
-    stuck.enqueue()
-    sim.until(lambda: last.state.finished)
-    assert last.state is State.SUCCEEDED
-    assert len(sim.starts(last)) == 1
-
-
 def test_a_retry_starts_only_when_the_old_run_is_dead(sim: Simulation) -> None:
     # case T6
     neighbour = sim.task("neighbour", seconds=100.0).enqueue()
