@@ -52,7 +52,8 @@ ASKED = ("delete", "purge", "remove")
 
 FILTERS = ("state", "queue", "task", "key", "tag", "text", "id")
 
-Action = Callable[[DjangoMill, list[str], Any], str]
+Action = Callable[[DjangoMill, list[str], Any], tuple[str, list[str]]]
+"""Acts on things by name; returns a sentence about the outcome, and the things that changed."""
 
 
 def stores() -> dict[str, DjangoMill]:
@@ -132,6 +133,8 @@ class StoreAdmin(admin.ModelAdmin):
             "may_add": self.has_add_permission(request),
             "may_change": self.has_change_permission(request),
             "may_delete": self.has_delete_permission(request),
+            "list_url": self._list_url(request),
+            "query": request.GET.urlencode(),
             **shown,
         }
         return TemplateResponse(request, f"admin/tidemill/{template}", context)
@@ -144,35 +147,47 @@ class StoreAdmin(admin.ModelAdmin):
         allowed = getattr(self, f"has_{permission}_permission")
         if not allowed(request):
             raise PermissionDenied
-        names, verb = request.POST.getlist("selected"), request.POST["action"]
-        if verb in ASKED and names and not request.POST.get("sure"):
+        verb, everything = request.POST["action"], bool(request.POST.get("everything"))
+        names = self.matching(mill, request) if everything else request.POST.getlist("selected")
+        if (everything or verb in ASKED) and names and not request.POST.get("sure"):
             title = f"{capfirst(verb)} {counted(len(names), self.opts.model_name)}?"
-            shown = {"title": title, "verb": verb, "names": names, "back": request.get_full_path()}
-            return self._page(request, "sure.html", shown)
+            some = names[:PAGE] if everything else names
+            shown = {"title": title, "verb": verb, "names": some, "more": len(names) - len(some)}
+            more = {"everything": everything, "back": request.get_full_path()}
+            return self._page(request, "sure.html", shown | more)
         try:
-            said = do(mill, names, request)
+            said, changed = do(mill, names, request)
             gone = verb in ASKED and verb != "purge"
-            self._log(request, names, said, DELETION if gone else CHANGE)
+            flag = DELETION if gone else CHANGE
+            self._log(request, changed, said, flag, whole=everything and bool(changed))
             messages.success(request, said)
         except TidemillError as error:
             messages.error(request, str(error))
         back = request.get_full_path() if request.POST.get("stay") else self._list_url(request)
         return HttpResponseRedirect(back)
 
-    def _log(self, request: Any, names: list[str], said: str, flag: int) -> None:
+    def _log(
+        self, request: Any, names: list[str], said: str, flag: int, *, whole: bool = False
+    ) -> None:
+        """Write to the history of the admin: each name, or the whole search by one entry."""
+        entries: list[tuple[str | None, str]] = [(name, name[:200]) for name in names]
+        if whole:
+            entries = [(None, f"all that match: {request.GET.urlencode()}"[:200])]
         content_type = get_content_type_for_model(self.model).pk
         own = {"content_type_id": content_type, "action_flag": flag, "change_message": said}
         LogEntry.objects.bulk_create(
-            LogEntry(user_id=request.user.pk, object_id=name, object_repr=name[:200], **own)
-            for name in names
+            LogEntry(user_id=request.user.pk, object_id=name, object_repr=text, **own)
+            for name, text in entries
         )
 
     def _list_url(self, request: Any) -> str:
+        """The URL of the list, with the search from which the user came."""
         if "/change/" in request.path or request.path.endswith("/add/"):
             view = f"admin:tidemill_{self.opts.model_name}_changelist"
             base = str(reverse(view, current_app=self.admin_site.name))
-            store = request.GET.get("store")
-            return f"{base}?{urlencode({'store': store})}" if store else base
+            store = {"store": request.GET["store"]} if request.GET.get("store") else {}
+            query = request.GET.get("_changelist_filters") or urlencode(store)
+            return f"{base}?{query}" if query else base
         return str(request.get_full_path())
 
     # -- what a subclass shows --------------------------------------------------------------------
@@ -180,6 +195,10 @@ class StoreAdmin(admin.ModelAdmin):
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
         """The context of the list."""
         raise NotImplementedError
+
+    def matching(self, mill: DjangoMill, request: Any) -> list[str]:
+        """The names of all things that match the search of the list."""
+        raise Http404("no such action")
 
     def one(self, mill: DjangoMill, name: str) -> dict[str, Any]:
         """The context of the page of one thing."""
@@ -193,18 +212,21 @@ def _moment(seconds: float) -> dt.datetime | None:
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-def _retry(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    done = retry_jobs(mill.runtime, ids)
-    return f"Retried {sum(done)} of {counted(len(ids), 'job')}."
+def _acting(act: Callable[..., list[bool]], sentence: str) -> Action:
+    def do(mill: DjangoMill, ids: list[str], _: Any) -> tuple[str, list[str]]:
+        done = [ids[at] for at, yes in enumerate(act(mill.runtime, ids)) if yes]
+        return sentence.format(f"{len(done)} of {counted(len(ids), 'job')}"), done
+
+    return do
 
 
-def _cancel(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    done = cancel_jobs(mill.runtime, ids)
-    return f"Asked {sum(done)} of {counted(len(ids), 'job')} to stop."
+def _search(request: Any) -> dict[str, str]:
+    return {name: request.GET.get(name, "").strip() for name in FILTERS}
 
 
-def _delete(mill: DjangoMill, ids: list[str], _: Any) -> str:
-    return f"Deleted {sum(delete_jobs(mill.runtime, ids))} of {counted(len(ids), 'job')}."
+def _filter(given: dict[str, str]) -> Filter:
+    same: Any = {name: given[name] for name in ("queue", "task", "key", "tag", "text")}
+    return Filter(states=states_of(given["state"] or ()), id_prefix=given["id"], **same)
 
 
 @admin.register(Job)
@@ -214,29 +236,25 @@ class JobAdmin(StoreAdmin):
     template = "jobs.html"
     title = "Jobs"
     verbs: ClassVar = {
-        "retry": ("change", _retry),
-        "cancel": ("change", _cancel),
-        "delete": ("delete", _delete),
+        "retry": ("change", _acting(retry_jobs, "Retried {}.")),
+        "cancel": ("change", _acting(cancel_jobs, "Asked {} to stop.")),
+        "delete": ("delete", _acting(delete_jobs, "Deleted {}.")),
     }
 
     def rows(self, mill: DjangoMill, request: Any) -> dict[str, Any]:
-        given = {name: request.GET.get(name, "").strip() for name in FILTERS}
+        given = _search(request)
         context: dict[str, Any] = {"filters": given, "states": list(State), "jobs": []}
-        what = Filter(
-            states=states_of(given["state"] or ()),
-            queue=given["queue"],
-            task=given["task"],
-            key=given["key"],
-            tag=given["tag"],
-            text=given["text"],
-            id_prefix=given["id"],
-        )
-        page = mill.jobs(what).page(limit=PAGE, cursor=request.GET.get("after", ""))
+        found = mill.jobs(_filter(given))
+        page = found.page(limit=PAGE, cursor=request.GET.get("after", ""))
         context["jobs"] = [self._row(record) for record in page.records]
         if page.cursor:
             kept = {**given, "store": request.GET.get("store", ""), "after": page.cursor}
             context["older"] = urlencode({name: value for name, value in kept.items() if value})
+        context["more"] = bool(page.cursor or request.GET.get("after"))
         return context
+
+    def matching(self, mill: DjangoMill, request: Any) -> list[str]:
+        return [job.id for job in mill.jobs(_filter(_search(request)))]
 
     def _row(self, record: Record) -> dict[str, Any]:
         envelope = record.envelope
@@ -273,26 +291,26 @@ class JobAdmin(StoreAdmin):
 
 
 def _set_paused(paused: bool) -> Action:
-    def do(mill: DjangoMill, names: list[str], _: Any) -> str:
+    def do(mill: DjangoMill, names: list[str], _: Any) -> tuple[str, list[str]]:
         for name in names:
             mill.broker.set_queue(name, paused=paused)
-        return f"{', '.join(names)}: {'paused' if paused else 'resumed'}."
+        return f"{', '.join(names)}: {'paused' if paused else 'resumed'}.", names
 
     return do
 
 
-def _purge(mill: DjangoMill, names: list[str], _: Any) -> str:
+def _purge(mill: DjangoMill, names: list[str], _: Any) -> tuple[str, list[str]]:
     jobs = sum(purge_jobs(mill.broker, name).jobs for name in names)
-    return f"Purged {counted(jobs, 'job')}."
+    return f"Purged {counted(jobs, 'job')}.", names
 
 
-def _restore(mill: DjangoMill, names: list[str], _: Any) -> str:
+def _restore(mill: DjangoMill, names: list[str], _: Any) -> tuple[str, list[str]]:
     b = mill.broker
     done = [restore_jobs(b, name) for name in names if list_purges(b, name)]
     text = f"Restored {counted(sum(one.jobs for one in done), 'job')}."
     if left := sum(one.left for one in done):
         text += f" Still purged: {counted(left, 'job')}; {WHY_LEFT}."
-    return text
+    return text, names
 
 
 @admin.register(Queue)
@@ -394,15 +412,15 @@ def known_tasks(mill: DjangoMill) -> list[str]:
 
 
 def _each(verb: str, outcome: str) -> Action:
-    def do(mill: DjangoMill, names: list[str], _: Any) -> str:
+    def do(mill: DjangoMill, names: list[str], _: Any) -> tuple[str, list[str]]:
         for name in names:
             getattr(mill.schedules, verb)(name)
-        return f"{', '.join(names)}: {outcome}."
+        return f"{', '.join(names)}: {outcome}.", names
 
     return do
 
 
-def _edit(mill: DjangoMill, names: list[str], request: Any) -> str:
+def _edit(mill: DjangoMill, names: list[str], request: Any) -> tuple[str, list[str]]:
     if len(names) != 1:
         raise InvalidOption("name must be one schedule: choose one and edit again")
     (name,) = names
@@ -414,7 +432,7 @@ def _edit(mill: DjangoMill, names: list[str], request: Any) -> str:
             "change the code"
         )
     mill.schedules.retime(name, When(**times))
-    return f"{name} has new times."
+    return f"{name} has new times.", names
 
 
 @admin.register(Schedule)

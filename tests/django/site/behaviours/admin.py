@@ -1,5 +1,8 @@
 """The admin: jobs, queues, schedules and workers, with Django's permissions."""
 
+import html
+import re
+
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
@@ -257,6 +260,39 @@ class Admin(TidemillTestCase):
         expected = [("default", CHANGE), ("a_b", ADDITION), (job.id, DELETION)]
         self.assertEqual([*entries], expected)
         self.assertContains(self.client.get(reverse("admin:index")), job.id)
+
+    def test_all_jobs_of_a_search_are_cancelled_after_a_question(self):
+        kept = tasks.add.enqueue(1, 2)
+        ids = [tasks.write_order.enqueue(f"note {n}").id for n in range(103)]
+        url = reverse("admin:tidemill_job_changelist") + "?task=shop.tasks.write_order"
+        self.assertContains(self.client.get(url), 'name="everything"')
+        data = {"action": "cancel", "everything": "on"}
+        asked = self.client.post(url, data)
+        self.assertContains(asked, "Cancel 103 jobs?")
+        self.assertContains(asked, "and 3 more")
+        self.assertEqual(mill.job(ids[0]).state, "ready")
+        answer = self.client.post(url, {**data, "sure": "1"}, follow=True)
+        self.assertContains(answer, "Asked 103 of 103 jobs to stop.")
+        self.assertEqual({mill.job(each).state for each in ids}, {"cancelled"})
+        self.assertEqual(mill.job(kept.id).state, "ready")
+        entry = LogEntry.objects.get()
+        self.assertEqual(entry.object_repr, "all that match: task=shop.tasks.write_order")
+
+    def test_only_jobs_that_changed_are_in_the_history_of_the_admin(self):
+        done, waiting = tasks.add.enqueue(1, 2), tasks.add.enqueue(3, 4)
+        mill.job(done.id).cancel()
+        self.act("job", "cancel", done.id, waiting.id)
+        self.assertEqual([entry.object_id for entry in LogEntry.objects.all()], [waiting.id])
+
+    def test_the_page_of_a_job_leads_back_to_the_search(self):
+        job = tasks.add.enqueue(1, 2)
+        found = self.page("job", state="ready", queue="default")
+        link = re.search(r'href="([^"]*/change/[^"]*)"', found.content.decode())[1]
+        one = self.client.get(html.unescape(link))
+        back = reverse("admin:tidemill_job_changelist") + "?state=ready&amp;queue=default"
+        self.assertContains(one, f'href="{back}"')
+        answer = self.client.post(html.unescape(link), {"action": "cancel", "selected": job.id})
+        self.assertEqual(answer["Location"], html.unescape(back))
 
     def test_permissions_are_kept(self):
         job = tasks.noop.enqueue()
