@@ -141,7 +141,7 @@ BREAKS = (
     ),
     Break(
         "The role of a client does not hide the arguments of jobs.",
-        "server/http/call.py",
+        "server/http/endpoints.py",
         "        return record if self.sees_arguments else record.without_values()\n",
         "        return record\n",
         "tests/unit/server/test_who_may_what.py",

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.registry import open_broker
 from tidemill.server.http.broker_rpc import BrokerRpc
-from tidemill.server.http.remote_owners import give_up_silent_owners
+from tidemill.server.http.waits import give_up_silent_owners
 
 T = TypeVar("T")
 MOST = 16 * 1024 * 1024

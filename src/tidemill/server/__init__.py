@@ -1,9 +1,8 @@
 """The job server: any broker over HTTP and beanstalkd's protocol, for other machines and languages.
 
-    run              the server process: sockets, signals, shutdown
+    run              the server process: sockets, signals, shutdown; a worker that the server runs
     settings         the settings of its command line
     tokens           the file of API tokens, with their roles
-    embedded_worker  a worker that the server runs
     shared_owner     one owner of the store through which many clients reserve and settle jobs
     dispatcher       the shared owner's thread, with waiters and pending_verdicts
     delivery         delivers messages to a client; with ttr 0 at most once

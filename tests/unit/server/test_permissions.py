@@ -18,8 +18,8 @@ from tidemill.core.clock import new_id
 from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import Command, Owner
 from tidemill.schedules import record as kept
+from tidemill.server.http.broker_rpc import needed
 from tidemill.server.http.receipts import new_owner_id
-from tidemill.server.http.rpc_checks import needed
 from tidemill.worker.child_protocol import Hello
 from tidemill.worker.declarations import TaskDeclarations
 from tidemill.worker.scheduling import Scheduling

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.brokers.contract.store import Store
 from tidemill.core.job import Owner
-from tidemill.server.http.remote_owners import GRACE, LAPSE, Presence
+from tidemill.server.http.waits import GRACE, LAPSE, Presence
 
 
 class QuickLoop(asyncio.SelectorEventLoop):

@@ -19,8 +19,7 @@ from tidemill.server import tokens
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.application import make_app
 from tidemill.server.http.backend import Backend
-from tidemill.server.http.call import Stream
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Endpoint, Stream
 from tidemill.server.settings import Settings
 from tidemill.server.tokens import Role
 from tidemill.testing import run_all

@@ -6,9 +6,7 @@ silent.
     listener      the port, and the connections of its clients
     parser        bytes to commands, and the replies
     commands      the effect of each command
-    client        the tubes, and the state of one client: its tubes and reservations
-    shared_state  the state that all clients share
+    shared_state  numbers of jobs, tubes, clients with their reservations, counters
     bodies        the bodies of jobs as clients see them
-    job_numbers   the numbers of jobs
     stats         statistics
 """

@@ -18,9 +18,7 @@ from tidemill.core.signatures import hands_on, refusal, sign_handed_on
 from tidemill.errors import BrokerUnavailable, CodecError, DuplicateJob
 from tidemill.server.beanstalk import parser, stats
 from tidemill.server.beanstalk.bodies import body_of, call_in, envelope_of
-from tidemill.server.beanstalk.client import Client, Reservation
-from tidemill.server.beanstalk.job_numbers import id_of, number_of
-from tidemill.server.beanstalk.shared_state import PortState
+from tidemill.server.beanstalk.shared_state import Client, PortState, Reservation, id_of, number_of
 from tidemill.server.delivery import deliver
 from tidemill.server.waiters import ReservedJob
 

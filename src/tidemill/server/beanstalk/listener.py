@@ -26,9 +26,8 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.server.beanstalk import parser
-from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.commands import answer
-from tidemill.server.beanstalk.shared_state import PortState
+from tidemill.server.beanstalk.shared_state import Client, PortState
 from tidemill.server.settings import Settings, is_loopback
 
 log = logging.getLogger("tidemill.server")

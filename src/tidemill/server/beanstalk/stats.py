@@ -16,9 +16,8 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.search import users_queues
 from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
-from tidemill.server.beanstalk.client import Client
 from tidemill.server.beanstalk.parser import NOT_FOUND, yaml_reply
-from tidemill.server.beanstalk.shared_state import PortState
+from tidemill.server.beanstalk.shared_state import Client, PortState
 
 VERSION = "1.12"
 """The version of beanstalkd that the port reports, since clients check the version."""

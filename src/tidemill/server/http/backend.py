@@ -8,7 +8,15 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, TypeVar
 
 from tidemill.app import Tidemill
@@ -22,10 +30,8 @@ from tidemill.errors import StoreFull, StoreMoved
 from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.receipts import PutsById, Receipt, SettledReceipts, new_owner_id
-from tidemill.server.http.remote_owners import give_up_silent_owners
 from tidemill.server.http.stats_stream import StatsStream
-from tidemill.server.http.task_owners import TaskOwners
-from tidemill.server.http.waits import Waits, until_first
+from tidemill.server.http.waits import Waits, give_up_silent_owners, until_first
 from tidemill.server.settings import Settings
 from tidemill.server.shared_owner import SharedOwner
 
@@ -48,6 +54,97 @@ A shared owner stays in the store when its server is killed, or ends while clien
 
 REFUSED = 10.0
 """Seconds after a refused put in which the server reports that puts are refused."""
+
+
+# -- shared owners of workers that speak HTTP ------------------------------------------------------
+
+
+MAX_OWNERS = 100
+"""Shared owners at a time. Each has a thread, and is an owner in the store."""
+
+IDLE = 60.0
+"""Seconds after which a shared owner without clients is closed."""
+
+
+class _Entry:
+    """A shared owner, and the number of requests that use it now."""
+
+    def __init__(self, shared_owner: SharedOwner) -> None:
+        self.shared_owner = shared_owner
+        self.opened = asyncio.ensure_future(shared_owner.open())
+        self.clients = 0
+        self.closing: asyncio.TimerHandle | None = None
+
+
+class TaskOwners:
+    """The shared owners of a server by their tasks. ``make`` makes an owner without opening it.
+
+    All clients of such an owner know the same tasks, so each client may get any task that the owner
+    leases. A shared owner is closed when it had no requests for a while. Its clients keep the jobs
+    that they hold.
+    """
+
+    def __init__(self, make: Callable[[Sequence[str]], SharedOwner]) -> None:
+        self._make = make
+        self._entries: dict[tuple[str, ...], _Entry] = {}
+        self._ending: set[asyncio.Future[None]] = set()
+
+    def of_owner(self, owner_id: str) -> SharedOwner | None:
+        owners = (entry.shared_owner for entry in self._entries.values())
+        return next((it for it in owners if it.owner.id == owner_id), None)
+
+    @contextlib.asynccontextmanager
+    async def use(self, tasks: Sequence[str]) -> AsyncIterator[SharedOwner]:
+        """The shared owner for these tasks; it stays open while the context lasts."""
+        names = tuple(sorted(set(tasks)))
+        entry = self._entries.get(names) or self._open(names)
+        entry.clients += 1
+        if entry.closing is not None:
+            entry.closing.cancel()
+            entry.closing = None
+        try:
+            await asyncio.shield(entry.opened)
+            yield entry.shared_owner
+        finally:
+            entry.clients -= 1
+            if not entry.clients:
+                self._leave(names, entry)
+
+    def _open(self, names: tuple[str, ...]) -> _Entry:
+        if len(self._entries) >= MAX_OWNERS:
+            raise Problem(
+                "too-many-requests",
+                f"workers of this server already use {MAX_OWNERS} different sets of tasks; name "
+                f"the same tasks in each request, or wait {IDLE:g} s",
+                headers={"retry-after": f"{IDLE:.0f}"},
+            )
+        entry = self._entries[names] = _Entry(self._make(names))
+        return entry
+
+    def _leave(self, names: tuple[str, ...], entry: _Entry) -> None:
+        if self._entries.get(names) is not entry:
+            return
+        if entry.opened.done() and (entry.opened.cancelled() or entry.opened.exception()):
+            del self._entries[names]
+            return
+        loop = asyncio.get_running_loop()
+        entry.closing = loop.call_later(IDLE, self._close, names)
+
+    def _close(self, names: tuple[str, ...]) -> None:
+        ending = asyncio.ensure_future(self._entries.pop(names).shared_owner.close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Close all shared owners."""
+        for names, entry in list(self._entries.items()):
+            if entry.closing is not None:
+                entry.closing.cancel()
+            with contextlib.suppress(Exception):
+                await entry.opened
+            self._close(names)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
 
 class Backend:

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from tidemill import __version__
-from tidemill.server.http.call import Stream
-from tidemill.server.http.endpoints import Endpoint, Raw
+from tidemill.server.http.endpoints import Endpoint, Raw, Stream
 from tidemill.server.http.problems import KINDS, PREFIX, ProblemBody
 from tidemill.server.http.schemas.rules import RULES
 from tidemill.server.http.schemas.types import BINDING, NAME, TOPIC

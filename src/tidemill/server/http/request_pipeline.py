@@ -23,9 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidemill.server.http.access import Access, Client
 from tidemill.server.http.access_log import AccessLog
-from tidemill.server.http.call import Call, send_answer
 from tidemill.server.http.dashboard_mount import DashboardMount
-from tidemill.server.http.endpoints import Endpoints
+from tidemill.server.http.endpoints import Call, Endpoints, send_answer
 from tidemill.server.http.exchange import ClientGone, Exchange, MemoryBudget
 from tidemill.server.http.problems import Problem, not_allowed, problem_of
 from tidemill.server.settings import Settings

@@ -1,25 +1,47 @@
-"""Waits for jobs to end and for room in queues: thousands of callers, and few threads.
+"""Waits of clients: for the ends of jobs, for room in queues, and for wake-ups of remote owners.
 
-A watch is one thread that waits for many callers. For jobs there are at most 64 watches. The
-store's hint that a job has ended carries a checksum of the job's id, with 64 possible values. The
-same checksum assigns each job to a watch, so the end of a job wakes one watch.
+Thousands of callers need few threads. A watch is one thread that waits for many callers. For jobs
+there are at most 64 watches. The store's hint that a job has ended carries a checksum of the job's
+id, with 64 possible values. The same checksum assigns each job to a watch, so the end of a job
+wakes one watch. For room there is one watch for each queue. When callers wait for more than
+``QUEUES`` queues at once, the threads watch the queues in turn.
 
-For room there is one watch for each queue. When callers wait for more than ``QUEUES`` queues at
-once, the threads watch the queues in turn.
+Consumers on other machines. A process keeps one request open for all its consumers (``present``).
+When the process dies, its kernel closes the connection. If the process does not send the request
+again within ``GRACE``, the server releases its consumers. Each message that they hold gets a failed
+attempt, as on the machine of the store. A request whose time is over gets an answer. A process that
+does not send the request again may be dead. The process may also be stopped, or hold its
+interpreter lock. So it gets the longer time ``LAPSE``. A load balancer in front of several servers
+should send a client to the same server each time: a server does not know the requests of another.
+
+The store counts a remote owner as dead when it is silent for its lease. The process that receives
+the owner's calls must measure the silence, and this process is the server.
+
+A sleeping owner sends a request, too (:class:`ParkedWaits`). The server answers when something may
+have happened, or when the time is over. The request stays open while the owner works, so a hint
+between two sleeps answers the request at once. A hint whose answer nobody received is kept until
+the owner's next exchange. A few threads take the steps of such a wait, which may block
+(:mod:`tidemill.brokers.shared.waits`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import itertools
+import logging
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
+from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.rpc import LONGEST
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.shared.job_watch import Alarm, Ends, Watched
+from tidemill.brokers.shared.waits import Parked, Parking, Until, ready_of
+from tidemill.errors import TidemillError
 
 SHARDS = 64
 """The watches for jobs."""
@@ -273,3 +295,280 @@ class Waits:
         self._job_threads.shutdown(wait=False)
         self._queue_threads.shutdown(wait=False)
         await asyncio.gather(*[watch.close() for watch in list(self._queues.values())])
+
+
+# -- remote owners: when the store gives up the owners of other machines ---------------------------
+
+
+log = logging.getLogger("tidemill.server")
+
+GRACE = 5.0
+"""Seconds in which a process may send its request again after its connection broke."""
+
+LAPSE = 60.0
+"""Seconds in which a process may send its request again after an answer."""
+
+_RETRY = 1.0
+"""Seconds until the silence is measured again after an error of the store."""
+
+
+async def give_up_silent_owners(broker: Store, stopping: asyncio.Event) -> None:
+    """Have the store count the silence of remote owners until the server stops."""
+    while not stopping.is_set():
+        try:
+            seconds = await asyncio.to_thread(broker.count_silence)
+        except TidemillError as error:
+            log.warning("%s; trying again", error)
+            seconds = _RETRY
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), seconds)
+
+
+class Presence:
+    """The consumers that are present, by the requests that their processes keep open."""
+
+    def __init__(self, broker: Store, stopping: asyncio.Event) -> None:
+        self._broker = broker
+        self._stopping = stopping
+        self._asked: collections.Counter[str] = collections.Counter()
+        self._absent: dict[str, asyncio.TimerHandle] = {}
+        self._releases: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+
+    async def wait(
+        self, owner_ids: Sequence[str], timeout: float, gone: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Keep the consumers present until the client leaves or the time is over.
+
+        Returns False: the client sends the request again.
+        """
+        for owner_id in owner_ids:
+            self._asked[owner_id] += 1
+            if timer := self._absent.pop(owner_id, None):
+                timer.cancel()
+        patience = GRACE
+        try:
+            if not await until_first(gone(), self._stopping, timeout=timeout):
+                patience = LAPSE
+        finally:
+            for owner_id in owner_ids:
+                self._leave(owner_id, patience)
+        return False
+
+    def close(self) -> None:
+        """Release no more consumers: their processes will send the request to another server."""
+        for timer in self._absent.values():
+            timer.cancel()
+        self._absent.clear()
+
+    def _leave(self, owner_id: str, patience: float) -> None:
+        self._asked[owner_id] -= 1
+        if self._asked[owner_id]:
+            return
+        del self._asked[owner_id]
+        if not self._stopping.is_set():
+            loop = asyncio.get_running_loop()
+            self._absent[owner_id] = loop.call_later(patience, self._give_up, owner_id)
+
+    def _give_up(self, owner_id: str) -> None:
+        del self._absent[owner_id]
+        if self._stopping.is_set():
+            return
+        task = asyncio.ensure_future(self._release(owner_id))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, owner_id: str) -> None:
+        if owner_id in self._asked:
+            return  # the consumer's process has sent the request again
+        try:
+            count = await asyncio.to_thread(self._release_consumer, owner_id)
+        except TidemillError as error:  # the leases end later, by their ttr or the owner's silence
+            log.warning("consumer %s has gone and cannot be given up: %s", owner_id, error)
+            return
+        if count:
+            log.warning(
+                "consumer %s has gone; %d messages go back to their queues", owner_id, count
+            )
+
+    def _release_consumer(self, owner_id: str) -> int:
+        """Detach a consumer of another machine; return the number of messages that it held."""
+        for owner in self._broker.owners():
+            if owner.id == owner_id and owner.kind == "consumer" and owner.lease:
+                return self._broker.release(owner_id, None)
+        return 0
+
+
+# -- parked waits: remote owners that sleep --------------------------------------------------------
+
+
+MAX_SLEEPERS = 2000
+"""Owners that sleep at a time; further owners poll every second."""
+
+THREADS = 16
+"""Waits whose steps may run at the same time."""
+
+_PAUSE = 0.2
+"""Seconds before an early answer, so that the owner does not ask in a busy loop."""
+
+
+class _Sleeper:
+    """The wait of one owner, and whether something has happened since its last exchange."""
+
+    __slots__ = ("happened", "requests", "wait")
+
+    def __init__(self) -> None:
+        self.wait: asyncio.Future[bool] | None = None
+        self.requests = 0  # only the latest request may still have a client
+        self.happened = False
+
+
+class ParkedWaits:
+    """The sleeping owners of one server. Used in its event loop, except :meth:`exchanges`."""
+
+    def __init__(self, broker: Broker, name: str, stopping: asyncio.Event) -> None:
+        self._broker = broker
+        self._name = name
+        self._stopping = stopping
+        self._sleepers: dict[str, _Sleeper] = {}
+        self._asleep = 0
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="server-wait")
+        self._descriptor_waits = _DescriptorWaits()
+
+    def exchanges(self, owner_id: str) -> None:
+        """Forget earlier hints, since the owner exchanges now. Called from any thread."""
+        sleeper = self._sleepers.get(owner_id)
+        if sleeper is not None:
+            sleeper.happened = False
+
+    async def wait(
+        self,
+        owner_id: str,
+        timeout: float,
+        server: str,
+        gone: Callable[[], Coroutine[Any, Any, object]],
+    ) -> bool:
+        """True as soon as something may have happened, False when the time is over.
+
+        ``gone`` returns when the client has left.
+        """
+        if server != self._name:  # the owner's last exchange was with another server
+            await asyncio.sleep(_PAUSE)
+            return True
+        if self._asleep >= MAX_SLEEPERS:
+            await asyncio.sleep(1.0)
+            return True
+        sleeper = self._sleepers.setdefault(owner_id, _Sleeper())
+        sleeper.requests += 1
+        number = sleeper.requests
+        while sleeper.wait is not None:  # an earlier request, whose client has left or asks again
+            self._broker.wake(owner_id)
+            await asyncio.wait([sleeper.wait])
+        if sleeper.requests != number:
+            return False
+        if sleeper.happened or self._stopping.is_set():
+            return True
+        wait = sleeper.wait = asyncio.ensure_future(self._sleep(sleeper, owner_id, timeout))
+        try:
+            await until_first(gone(), self._stopping, wait)
+            if not wait.done():
+                self._broker.wake(owner_id)
+            return await wait
+        finally:
+            self._forget_idle(sleeper, owner_id)
+
+    async def _sleep(self, sleeper: _Sleeper, owner_id: str, timeout: float) -> bool:
+        loop = asyncio.get_running_loop()
+        timeout = min(timeout, LONGEST)
+        until = loop.time() + timeout
+        self._asleep += 1
+        try:
+            await self._park(owner_id, timeout)
+        except TidemillError:
+            sleeper.happened = True  # the owner gets the error with its next exchange
+            await asyncio.sleep(_PAUSE)
+        else:
+            sleeper.happened |= loop.time() < until
+        finally:
+            sleeper.wait = None
+            self._asleep -= 1
+        return sleeper.happened
+
+    async def _park(self, owner_id: str, timeout: float) -> None:
+        """Take the steps of an owner's wait, until it is over."""
+        assert isinstance(self._broker, Parking), self._broker.url
+        loop = asyncio.get_running_loop()
+        parked = self._broker.parked(owner_id, timeout)
+        try:
+            until = await loop.run_in_executor(self._threads, _step, parked)
+            while until is not None:
+                await self._descriptor_waits.wait(until)
+                until = await loop.run_in_executor(self._threads, _step, parked, until)
+        except BaseException:
+            with contextlib.suppress(ValueError):  # a thread runs a step of the wait
+                parked.close()
+            raise
+
+    def _forget_idle(self, sleeper: _Sleeper, owner_id: str) -> None:
+        """Forget a sleeper without news, and all idle sleepers when dead owners left many."""
+        if sleeper.wait is None and not sleeper.happened:
+            self._sleepers.pop(owner_id, None)
+        if len(self._sleepers) > 2 * MAX_SLEEPERS:
+            self._sleepers = {
+                owner_id: sleeper
+                for owner_id, sleeper in self._sleepers.items()
+                if sleeper.wait is not None
+            }
+
+    async def close(self) -> None:
+        """End all waits."""
+        waits = [sleeper.wait for sleeper in self._sleepers.values() if sleeper.wait is not None]
+        for owner_id in list(self._sleepers):
+            with contextlib.suppress(TidemillError):
+                self._broker.wake(owner_id)
+        if waits:
+            await asyncio.wait(waits)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _step(parked: Parked, until: Until | None = None) -> Until | None:
+    """The end of the next sleep of a wait, after this one; None when the wait is over."""
+    try:
+        return next(parked) if until is None else parked.send(ready_of(until, 0.0))
+    except StopIteration:
+        return None
+
+
+class _DescriptorWaits:
+    """The waits of one event loop for file descriptors. Several waits may share a descriptor."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+
+    async def wait(self, until: Until) -> None:
+        """Wait until a descriptor is readable or hangs up, or until the time is over."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        fds = {*until.fds, *until.watched}
+        try:
+            for fd in fds:
+                waiting = self._waiting.setdefault(fd, [])
+                waiting.append(future)
+                if len(waiting) == 1:
+                    loop.add_reader(fd, self._is_ready, fd)
+            await asyncio.wait([future], timeout=max(0.0, until.seconds))
+        finally:
+            for fd in fds:
+                self._drop(fd, future)
+
+    def _drop(self, fd: int, future: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(fd, [])
+        if future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[fd]
+                asyncio.get_running_loop().remove_reader(fd)
+
+    def _is_ready(self, fd: int) -> None:
+        for future in self._waiting.get(fd, ()):
+            if not future.done():
+                future.set_result(None)

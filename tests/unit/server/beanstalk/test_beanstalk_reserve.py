@@ -10,8 +10,8 @@ import pytest
 from in_loop import in_loop
 
 from tidemill.server.beanstalk import commands as taking
-from tidemill.server.beanstalk.client import Client, Tubes
 from tidemill.server.beanstalk.parser import TIMED_OUT
+from tidemill.server.beanstalk.shared_state import Client, Tubes
 
 
 class SharedOwner:

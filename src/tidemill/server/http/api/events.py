@@ -14,8 +14,7 @@ from tidemill.core.job import Record
 from tidemill.doctor.examine import problems
 from tidemill.errors import JobNotFound, ResultTimeout
 from tidemill.server.http.api.queues import queue_out
-from tidemill.server.http.call import Call, Stream
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Call, Endpoint, Stream
 from tidemill.server.http.schemas.jobs import JobOut
 from tidemill.server.http.schemas.queues import Totals
 from tidemill.server.http.schemas.system import FindingOut, Health, Stats, WorkerOut, Workers

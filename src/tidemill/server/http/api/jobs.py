@@ -28,8 +28,7 @@ from tidemill.errors import CodecError, DuplicateJob, InvalidOption, ResultTimeo
 from tidemill.server.http.answer_size import AT_ONCE, find_some, find_with_bodies
 from tidemill.server.http.backend import Backend
 from tidemill.server.http.bodies import as_json, body_out, bytes_of
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import allowed_queues, check_put, check_queues
 from tidemill.server.http.schemas import jobs as schemas

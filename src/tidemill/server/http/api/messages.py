@@ -20,8 +20,7 @@ from tidemill.errors import CodecError
 from tidemill.server.delivery import deliver
 from tidemill.server.http.api.jobs import options_of, placed
 from tidemill.server.http.bodies import body_out, check_json
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint, Raw, json_of
+from tidemill.server.http.endpoints import Call, Endpoint, Raw, json_of
 from tidemill.server.http.exchange import SMALL, ClientGone
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.queue_permissions import check_put, check_queues

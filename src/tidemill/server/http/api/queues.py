@@ -15,8 +15,7 @@ from tidemill.core.config import check_name
 from tidemill.core.job import State
 from tidemill.limits.declare import Breaker, limit_public
 from tidemill.server.http.api.jobs import change_matching, retry
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.schemas import queues as schemas
 from tidemill.server.tokens import Role

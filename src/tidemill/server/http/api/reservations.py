@@ -14,8 +14,7 @@ from tidemill.core.retry import backoff
 from tidemill.core.signatures import sign_handed_on
 from tidemill.errors import CodecError, InvalidOption
 from tidemill.server.http.bodies import bytes_of
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.receipts import Receipt
 from tidemill.server.http.schemas.jobs import Done

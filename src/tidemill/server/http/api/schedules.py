@@ -9,8 +9,7 @@ from tidemill.core.job import HIDDEN
 from tidemill.errors import InvalidOption, ScheduleExists
 from tidemill.schedules.declare import Schedule, matches
 from tidemill.schedules.parse import OPTIONS
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.schemas.jobs import Placed
 from tidemill.server.http.schemas.system import ScheduleIn, ScheduleOut, Schedules
 from tidemill.server.tokens import Role

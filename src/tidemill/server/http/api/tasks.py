@@ -17,8 +17,7 @@ from tidemill.errors import CodecError
 from tidemill.server.delivery import value_in
 from tidemill.server.http.api.messages import hand_over
 from tidemill.server.http.bodies import as_json
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint
+from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.receipts import receipt_of
 from tidemill.server.http.schemas.jobs import LimitOf
 from tidemill.server.http.schemas.reservations import ReservedTask, ReservedTasks, ReserveTasksIn

@@ -6,8 +6,7 @@ from tidemill.brokers.generic.topics import check_pattern
 from tidemill.core.config import check_name
 from tidemill.server.http.api.jobs import options_of
 from tidemill.server.http.api.messages import value_of
-from tidemill.server.http.call import Call
-from tidemill.server.http.endpoints import Endpoint, Raw
+from tidemill.server.http.endpoints import Call, Endpoint, Raw
 from tidemill.server.http.exchange import require
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.schemas.jobs import BindingsOut, Placed, PlacedMany, PublishQuery
