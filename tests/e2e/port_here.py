@@ -11,6 +11,7 @@ from typing import Any
 from tidemill import Tidemill
 from tidemill.server.beanstalk.listener import BeanstalkListener
 from tidemill.server.beanstalk.shared_state import PortState
+from tidemill.server.settings import Settings
 
 
 class PortHere:
@@ -18,7 +19,7 @@ class PortHere:
 
     def __init__(self, mill: Tidemill, **options: Any) -> None:
         self.mill = mill
-        self._port = BeanstalkListener(mill, port=0, **options)
+        self._port = BeanstalkListener(mill, Settings(beanstalk="0", **options))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

@@ -27,6 +27,7 @@ from tidemill.core.clock import new_id
 from tidemill.core.job import Lease, Verdict
 from tidemill.errors import BrokerUnavailable, InvalidOption
 from tidemill.server.beanstalk.listener import AHEAD, BeanstalkListener
+from tidemill.server.settings import Settings
 from tidemill.testing import run_all
 
 
@@ -424,7 +425,7 @@ def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
     def add(a: int, b: int = 0) -> int:
         return a + b
 
-    with port_of(mill, tasks=True) as port:
+    with port_of(mill, beanstalk_tasks=True) as port:
         client = Tongue(port.number)
         call = b'{"task": "app.add", "args": [1], "kwargs": {"b": 2}}'
         number = client.put(call, pri=5)
@@ -447,7 +448,7 @@ def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
 
 
 def test_a_call_that_is_nested_too_deeply_is_refused(mill: Tidemill) -> None:
-    with port_of(mill, tasks=True, max_job_size=1 << 19) as port:
+    with port_of(mill, beanstalk_tasks=True, max_job_size=1 << 19) as port:
         client = Tongue(port.number)
         for depth in (*range(800, 1000, 10), 100_000):
             body = b'{"task": "app.f", "args": [%b%b]}' % (b"[" * depth, b"]" * depth)
@@ -466,7 +467,10 @@ def test_a_worker_runs_what_a_client_put(place: object) -> None:
         def shout(text):
             note("heard", text)
     """)
-    with Tidemill(place.mill.url, allow_imports=["*"]) as mill, port_of(mill, tasks=True) as port:
+    with (
+        Tidemill(place.mill.url, allow_imports=["*"]) as mill,
+        port_of(mill, beanstalk_tasks=True) as port,
+    ):
         client = Tongue(port.number)
         client.put(b'{"task": "app.shout", "args": ["hello"]}')
         place.worker().wait_ready()
@@ -478,8 +482,8 @@ def test_where_keys_are_set_the_port_needs_trust_and_signs(tmp_path: Path) -> No
     url = f"lmdb://{tmp_path}/jobs"
     with Tidemill(url, secret_keys=["k" * 32]) as mill:
         with pytest.raises(InvalidOption, match="--beanstalk-trust"):
-            BeanstalkListener(mill)
-        with port_of(mill, trust=True) as port:
+            BeanstalkListener(mill, Settings(beanstalk="0"))
+        with port_of(mill, beanstalk_trust=True) as port:
             client = Tongue(port.number)
             client.put(b"x")
             message = mill.queue("default").get(timeout=10)
@@ -509,7 +513,7 @@ def test_the_port_signs_the_end_of_a_step_for_the_next_step(
             got.append(value)
 
         mill.enqueue(chain(step, keep))
-        with port_of(mill, trust=True, tasks=True) as port:
+        with port_of(mill, beanstalk_trust=True, beanstalk_tasks=True) as port:
             client = Tongue(port.number)
             client.ask(b"watch steps\r\n")
             number = client.ask(b"reserve-with-timeout 10\r\n").split()[1]
@@ -523,7 +527,7 @@ def test_the_port_signs_the_end_of_a_step_for_the_next_step(
 
 def test_other_machines_need_trust(mill: Tidemill) -> None:  # case S15
     with pytest.raises(InvalidOption, match="has no auth"):
-        BeanstalkListener(mill, "0.0.0.0")
+        BeanstalkListener(mill, Settings(beanstalk="0.0.0.0:0"))
 
 
 # -- the server ----------------------------------------------------------------------------------

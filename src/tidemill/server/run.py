@@ -25,7 +25,7 @@ import uvicorn
 from tidemill.app import Tidemill
 from tidemill.client.history import QueueSnapshots
 from tidemill.errors import InvalidOption, TidemillError
-from tidemill.server.beanstalk.listener import listener_of
+from tidemill.server.beanstalk.listener import BeanstalkListener
 from tidemill.server.http.access_log import AccessLog
 from tidemill.server.http.application import make_app
 from tidemill.server.http.backend import Backend
@@ -116,7 +116,7 @@ class _Server:
     async def run(self) -> int:
         """Open all parts, serve, and close them; return the exit code."""
         settings = self._settings
-        self.beanstalk = listener_of(self._mill, settings)
+        self.beanstalk = BeanstalkListener(self._mill, settings) if settings.beanstalk else None
         backend = Backend(self._mill, settings)
         try:
             await backend.open()

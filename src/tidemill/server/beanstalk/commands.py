@@ -86,7 +86,7 @@ async def reserve(port: PortState, client: Client, timeout: int | None = None) -
                 return reply
             now = time.monotonic()
             if warn <= now:
-                return parser.DEADLINE_SOON
+                return b"DEADLINE_SOON\r\n"
             if until <= now or client.has_ended or client.has_left or port.shared_owner.closing:
                 return parser.TIMED_OUT
     finally:
@@ -169,7 +169,7 @@ async def _taken(port: PortState, client: Client, held: ReservedJob) -> bytes | 
 def _begin_ttr(client: Client, reservation: Reservation) -> None:
     """Start the ttr of a reservation, or start it again."""
     reservation.deadline = time.monotonic() + reservation.ttr if reservation.ttr else _NEVER
-    client.keep(reservation)
+    client.reservations[reservation.number] = reservation
 
 
 async def _reserve_job(port: PortState, client: Client, number: int) -> bytes:
@@ -195,7 +195,7 @@ async def _settle(
     reservation = client.reservation(number)
     if reservation is None:
         return False
-    client.drop(reservation)
+    del client.reservations[number]
     verdict = Verdict(
         reservation.token, outcome, started=reservation.leased, ended=clock.wall(), **more
     )
@@ -204,7 +204,7 @@ async def _settle(
             sign_handed_on(verdict, reservation.hands_on, port.mill.runtime.keys)
         return await port.shared_owner.settle(verdict, reservation.commit)
     except BrokerUnavailable:
-        client.keep(reservation)  # the verdict may not be stored, and the client may repeat it
+        client.reservations[number] = reservation  # the client may repeat the verdict
         raise
     finally:
         if reservation.commit is not None and reservation.commit.failed:
@@ -217,13 +217,13 @@ async def _delete(port: PortState, client: Client, number: int) -> bytes:
     if reservation is None:
         tube = await port.run(_delete_unreserved, port, port.numbers.id_of(number))
     elif not reservation.ttr:  # the job was acknowledged when it was delivered
-        client.drop(reservation)
+        del client.reservations[number]
     elif not await _settle(port, client, number, Outcome.SUCCESS):
         tube = None
     if tube is None:
         return parser.NOT_FOUND
     port.deleted(number, tube)
-    return parser.DELETED
+    return b"DELETED\r\n"
 
 
 def _delete_unreserved(port: PortState, job_id: str) -> str | None:
@@ -243,14 +243,14 @@ async def _release(port: PortState, client: Client, number: int, rank: int, dela
         return parser.NOT_FOUND
     port.counters_of(number).releases += 1
     port.counters_of(number).delay = delay
-    return parser.RELEASED
+    return b"RELEASED\r\n"
 
 
 async def _bury(port: PortState, client: Client, number: int, rank: int) -> bytes:
     if not await _settle(port, client, number, Outcome.FAIL, rank=rank, error="buried"):
         return parser.NOT_FOUND
     port.counters_of(number).buries += 1
-    return parser.BURIED
+    return b"BURIED\r\n"
 
 
 async def _touch(port: PortState, client: Client, number: int) -> bytes:
@@ -260,7 +260,7 @@ async def _touch(port: PortState, client: Client, number: int) -> bytes:
     if not await port.shared_owner.touch(reservation.token, commit=reservation.commit):
         return parser.NOT_FOUND
     _begin_ttr(client, reservation)
-    return parser.TOUCHED
+    return b"TOUCHED\r\n"
 
 
 # -- kicking -------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def _watch(port: PortState, client: Client, name: str) -> bytes:
 
 def _ignore(port: PortState, client: Client, name: str) -> bytes:
     if not client.ignore_tube(name):
-        return parser.NOT_IGNORED
+        return b"NOT_IGNORED\r\n"
     return b"WATCHING %d\r\n" % len(client.watch)
 
 
@@ -364,7 +364,7 @@ async def _pause(port: PortState, client: Client, name: str, seconds: int) -> by
     if not port.tubes.is_in_use(name) and not await port.run(stats.has_jobs, port, name):
         return parser.NOT_FOUND
     port.pause(name, seconds)
-    return parser.PAUSED
+    return b"PAUSED\r\n"
 
 
 _HANDLERS: dict[str, Callable[..., Answer]] = {

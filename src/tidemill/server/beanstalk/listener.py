@@ -32,12 +32,6 @@ from tidemill.server.settings import Settings, is_loopback
 
 log = logging.getLogger("tidemill.server")
 
-DEFAULT_PORT = 11300
-
-MAX_JOB_SIZE = 65535
-"""The default largest body of a job, as in beanstalkd."""
-
-
 AHEAD = 1 << 16
 """Bytes that a client may send ahead while a command is being done."""
 
@@ -56,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._reader = parser.Reader(port.max_job_size)
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self._is_slow = False  # the client does not read its answers
         self._is_read = True
         self._later: asyncio.Handle | None = None
@@ -192,11 +186,11 @@ class Connection(asyncio.Protocol):
             self._port.counts[verb] += 1
 
     def _send(self, replies: bytes) -> None:
-        if replies and self._transport is not None and not self._closing:
+        if replies and not self._closing:
             self._transport.write(replies)
 
     def _read(self, wanted: bool) -> None:
-        if wanted != self._is_read and self._transport is not None and not self._closing:
+        if wanted != self._is_read and not self._closing:
             self._is_read = wanted
             if wanted:
                 self._transport.resume_reading()
@@ -213,14 +207,12 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection after the client has read its answers."""
         self._leave()
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def abort(self) -> None:
         """Close the connection at once."""
         self._leave()
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def _leave(self) -> None:
         self._closing = True
@@ -237,45 +229,34 @@ class Connection(asyncio.Protocol):
 class BeanstalkListener:
     """Serves the beanstalkd protocol for an app, in the event loop in which it is opened.
 
-    Args:
-        host, port: the address to listen on; port 0 takes a free port.
-        tasks: a body of the form ``{"task": …, "args": […], "kwargs": {…}}`` is a call of a task.
-        trust: sign the jobs of all clients with the app's key. The protocol has no passwords, so
-            all clients that reach the port are trusted.
-        max_job_size: the largest body of a job, in bytes.
-        max_connections: the most open connections.
+    The protocol has no passwords. With ``beanstalk_trust`` all clients that reach the port are
+    trusted, and the jobs of all clients are signed with the app's key.
     """
 
-    def __init__(
-        self,
-        mill: Tidemill,
-        host: str = "127.0.0.1",
-        port: int = DEFAULT_PORT,
-        *,
-        tasks: bool = False,
-        trust: bool = False,
-        max_job_size: int = MAX_JOB_SIZE,
-        max_connections: int = 10_000,
-    ) -> None:
-        if mill.runtime.keys and not trust:
+    def __init__(self, mill: Tidemill, settings: Settings) -> None:
+        host, _, port = settings.beanstalk.rpartition(":")
+        self.host, most = host or "127.0.0.1", settings.beanstalk_max_job
+        if not port.isdecimal() or int(port) > 65535:
+            raise InvalidOption(
+                f"--beanstalk must be HOST:PORT or a port, not {settings.beanstalk!r}"
+            )
+        if mill.runtime.keys and not settings.beanstalk_trust:
             raise InvalidOption(
                 "secret_keys are set, and the server would sign the jobs of any client of the "
                 "beanstalk port: give --beanstalk-trust if all clients can be trusted"
             )
-        if not trust and not is_loopback(host):
+        if not settings.beanstalk_trust and not is_loopback(self.host):
             raise InvalidOption(
                 f"other machines can reach {host}, and the beanstalk port has no authentication: "
                 "give --beanstalk-trust if all clients can be trusted, or use 127.0.0.1"
             )
-        if not 0 < max_job_size <= MAX_BODY // 2:
+        if not 0 < most <= MAX_BODY // 2:
             raise InvalidOption(
-                f"--beanstalk-max-job must be 1 to {MAX_BODY // 2:,} bytes, not {max_job_size:,}"
+                f"--beanstalk-max-job must be 1 to {MAX_BODY // 2:,} bytes, not {most:,}"
             )
-        self.host, self.port = host, port
+        self.port = int(port)
         self._mill = mill
-        self._tasks = tasks
-        self._max_job_size = max_job_size
-        self._max_connections = max_connections
+        self._settings = settings
         self._connections: set[Connection] = set()
         self._state: PortState | None = None
         self._server: asyncio.Server | None = None
@@ -288,15 +269,14 @@ class BeanstalkListener:
             FeatureMissing: the store cannot lease jobs by their ids.
             BrokerUnavailable: the store cannot be reached.
         """
-        loop = asyncio.get_running_loop()
+        loop, settings = asyncio.get_running_loop(), self._settings
         await asyncio.to_thread(lambda: self._mill.broker)
-        self._state = state = PortState(
-            self._mill, tasks=self._tasks, max_job_size=self._max_job_size
-        )
+        tasks, most = settings.beanstalk_tasks, settings.beanstalk_max_job
+        self._state = state = PortState(self._mill, tasks=tasks, max_job_size=most)
         await state.shared_owner.open()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(state, self._connections, self._max_connections),
+                lambda: Connection(state, self._connections, settings.max_connections),
                 self.host.strip("[]"),
                 self.port,
                 backlog=1024,
@@ -340,21 +320,3 @@ class BeanstalkListener:
         if self._state is not None:
             await self._state.shared_owner.close()
         self.abort()
-
-
-def listener_of(mill: Tidemill, settings: Settings) -> BeanstalkListener | None:
-    """The listener for a server's settings; None when they have no beanstalk port."""
-    if not settings.beanstalk:
-        return None
-    host, _, port = settings.beanstalk.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise InvalidOption(f"--beanstalk must be HOST:PORT or a port, not {settings.beanstalk!r}")
-    return BeanstalkListener(
-        mill,
-        host or "127.0.0.1",
-        int(port),
-        tasks=settings.beanstalk_tasks,
-        trust=settings.beanstalk_trust,
-        max_job_size=settings.beanstalk_max_job,
-        max_connections=settings.max_connections,
-    )

@@ -18,22 +18,12 @@ LINE_MOST = 224
 TUBE_MOST = 200
 
 BAD_FORMAT = b"BAD_FORMAT\r\n"
-BURIED = b"BURIED\r\n"
-DEADLINE_SOON = b"DEADLINE_SOON\r\n"
-DELETED = b"DELETED\r\n"
 DRAINING = b"DRAINING\r\n"
-EXPECTED_CRLF = b"EXPECTED_CRLF\r\n"
 INTERNAL_ERROR = b"INTERNAL_ERROR\r\n"
-JOB_TOO_BIG = b"JOB_TOO_BIG\r\n"
 KICKED = b"KICKED\r\n"
 NOT_FOUND = b"NOT_FOUND\r\n"
-NOT_IGNORED = b"NOT_IGNORED\r\n"
 OUT_OF_MEMORY = b"OUT_OF_MEMORY\r\n"
-PAUSED = b"PAUSED\r\n"
-RELEASED = b"RELEASED\r\n"
 TIMED_OUT = b"TIMED_OUT\r\n"
-TOUCHED = b"TOUCHED\r\n"
-UNKNOWN_COMMAND = b"UNKNOWN_COMMAND\r\n"
 
 
 HANG_UP = "hang-up"
@@ -93,20 +83,13 @@ class Refused(NamedTuple):
     produces: bool = False
 
 
-class _Head(NamedTuple):
-    """The line of a put whose body is still to come."""
-
-    job: PutJob
-    size: int
-
-
 class Reader:
     """Parses the bytes of one client."""
 
     def __init__(self, max_body: int) -> None:
         self._max_body = max_body
         self._buffer = bytearray()
-        self._head: _Head | None = None
+        self._head: tuple[PutJob, int] | None = None  # a put whose body of this size is to come
         self._skip = 0  # bytes of a refused body that are still to come
         self._too_long = False  # the rest of the line is skipped
         self._begun = False  # the first byte has been checked
@@ -134,7 +117,7 @@ class Reader:
         if self._skip:
             return self._skip_body()
         if self._head is not None:
-            return self._body(self._head)
+            return self._body(*self._head)
         end = self._line_end()
         if not end:
             return None
@@ -166,18 +149,18 @@ class Reader:
         few = min(self._skip, len(self._buffer))
         del self._buffer[:few]
         self._skip -= few
-        return None if self._skip else Refused(JOB_TOO_BIG, "put")
+        return None if self._skip else Refused(b"JOB_TOO_BIG\r\n", "put")
 
-    def _body(self, head: _Head) -> Command | Refused | None:
-        size, buffer = head.size, self._buffer
+    def _body(self, job: PutJob, size: int) -> Command | Refused | None:
+        buffer = self._buffer
         if len(buffer) < size + 2:
             return None
         self._head = None
         body, end = bytes(buffer[:size]), bytes(buffer[size : size + 2])
         del buffer[: size + 2]
         if end != b"\r\n":
-            return Refused(EXPECTED_CRLF, "put", produces=True)
-        return Command("put", job=head.job._replace(body=body))
+            return Refused(b"EXPECTED_CRLF\r\n", "put", produces=True)
+        return Command("put", job=job._replace(body=body))
 
     def _command(self, line: bytes) -> Command | Refused | None:
         if line.startswith(b"put "):
@@ -185,7 +168,7 @@ class Reader:
         for prefix, verb, read in _BY_LETTER.get(line[:1], ()):
             if line.startswith(prefix):
                 return Command(verb, read(line, len(prefix)))
-        return Command(HANG_UP) if _HTTP.fullmatch(line) else Refused(UNKNOWN_COMMAND)
+        return Command(HANG_UP) if _HTTP.fullmatch(line) else Refused(b"UNKNOWN_COMMAND\r\n")
 
     def _put(self, line: bytes) -> Command | Refused | None:
         rank, at = _number(line, 4, _U32)
@@ -198,9 +181,8 @@ class Reader:
         job_id = key = ""
         if at < len(line):
             job_id, key = _tags(line[at:])
-        job = PutJob(rank, delay, max(1, ttr), b"", job_id, key)
-        self._head = _Head(job, size)
-        return self._body(self._head)
+        self._head = PutJob(rank, delay, max(1, ttr), b"", job_id, key), size
+        return self._body(*self._head)
 
 
 class _Malformed(Exception):

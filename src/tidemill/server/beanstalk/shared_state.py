@@ -216,7 +216,6 @@ class Client:
         self.use.using += 1
         self.use.watching += 1
         self.reservations: dict[int, Reservation] = {}
-        self._first: float | None = None  # the earliest deadline; None: unknown
         self.produces = self.works = False
         self.waiting = False
         self.has_ended = False  # the client sends nothing more
@@ -261,11 +260,6 @@ class Client:
 
     # -- jobs -------------------------------------------------------------------------------------
 
-    def keep(self, reservation: Reservation) -> None:
-        """Add a reservation, or update its deadline."""
-        self.reservations[reservation.number] = reservation
-        self._first = None
-
     def reservation(self, number: int) -> Reservation | None:
         """The client's reservation of a job; None when there is none, or its ttr is over."""
         reservation = self.reservations.get(number)
@@ -274,36 +268,17 @@ class Client:
             return None
         return reservation
 
-    def drop(self, reservation: Reservation) -> None:
-        """Remove a reservation."""
-        if (
-            self.reservations.pop(reservation.number, None) is not None
-            and reservation.deadline == self._first
-        ):
-            self._first = None
-
     def end_late(self) -> None:
         """Remove reservations whose ttr is over: the store gives their jobs to other clients."""
         now = time.monotonic()
-        if self._earliest() > now:
-            return
-        for reservation in [
-            reservation for reservation in self.reservations.values() if reservation.deadline <= now
-        ]:
-            self.drop(reservation)
-            self._timed_out(reservation)
+        for late in [it for it in self.reservations.values() if it.deadline <= now]:
+            del self.reservations[late.number]
+            self._timed_out(late)
 
     def soonest(self) -> float:
         """The time at which the client must get DEADLINE_SOON; infinity for never."""
         self.end_late()
-        return self._earliest() - MARGIN
-
-    def _earliest(self) -> float:
-        if self._first is None:
-            self._first = min(
-                (reservation.deadline for reservation in self.reservations.values()), default=_NEVER
-            )
-        return self._first
+        return min((it.deadline for it in self.reservations.values()), default=_NEVER) - MARGIN
 
 
 def _nothing() -> None: ...

@@ -9,11 +9,8 @@ import pytest
 
 from tidemill.server.beanstalk.parser import (
     BAD_FORMAT,
-    EXPECTED_CRLF,
     HANG_UP,
-    JOB_TOO_BIG,
     LINE_MOST,
-    UNKNOWN_COMMAND,
     Command,
     PutJob,
     Reader,
@@ -74,12 +71,12 @@ def test_commands_with_their_arguments(line: bytes, verb: str, args: tuple[objec
 def test_arguments_that_are_invalid_are_refused(line: bytes) -> None:
     found = one(line)
     assert isinstance(found, Refused)
-    assert found.reply == (UNKNOWN_COMMAND if line == b"delete" else BAD_FORMAT)
+    assert found.reply == (b"UNKNOWN_COMMAND\r\n" if line == b"delete" else BAD_FORMAT)
 
 
 @pytest.mark.parametrize("line", [b"", b"PUT 1 0 1 1", b" stats", b"put", b"list-tube", b"x\r" * 9])
 def test_unknown_commands_are_refused(line: bytes) -> None:
-    assert read_all(line + b"\r\n")[:1] in ([Refused(UNKNOWN_COMMAND)], [])
+    assert read_all(line + b"\r\n")[:1] in ([Refused(b"UNKNOWN_COMMAND\r\n")], [])
 
 
 def test_a_put_with_its_body_and_a_later_command() -> None:
@@ -98,17 +95,17 @@ def test_a_put_with_tags() -> None:
 
 def test_a_body_without_its_end_or_too_large_is_refused() -> None:
     assert read_all(b"put 0 0 1 2\r\nabcdstats\r\n") == [
-        Refused(EXPECTED_CRLF, "put", produces=True),
+        Refused(b"EXPECTED_CRLF\r\n", "put", produces=True),
         Command("stats"),
     ]
     data = b"put 0 0 1 101\r\n" + b"z" * 103 + b"stats\r\n"
-    assert read_all(data) == [Refused(JOB_TOO_BIG, "put"), Command("stats")]
+    assert read_all(data) == [Refused(b"JOB_TOO_BIG\r\n", "put"), Command("stats")]
 
 
 def test_a_line_that_is_too_long_is_skipped_to_its_end() -> None:
     for size in range(LINE_MOST - 4, LINE_MOST + 300):
         found = read_all(b"x" * size + b"\r\nstats\r\n")
-        expected = Refused(UNKNOWN_COMMAND if size + 2 <= LINE_MOST else BAD_FORMAT)
+        expected = Refused(b"UNKNOWN_COMMAND\r\n" if size + 2 <= LINE_MOST else BAD_FORMAT)
         if size % LINE_MOST == LINE_MOST - 1:  # its CR is dropped with what is before it
             assert found == [Refused(BAD_FORMAT)], size
         else:
