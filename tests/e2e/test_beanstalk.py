@@ -448,7 +448,7 @@ def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
 
 
 def test_a_call_that_is_nested_too_deeply_is_refused(mill: Tidemill) -> None:
-    with port_of(mill, beanstalk_tasks=True, max_job_size=1 << 19) as port:
+    with port_of(mill, beanstalk_tasks=True, beanstalk_max_job=1 << 19) as port:
         client = Tongue(port.number)
         for depth in (*range(800, 1000, 10), 100_000):
             body = b'{"task": "app.f", "args": [%b%b]}' % (b"[" * depth, b"]" * depth)
