@@ -55,11 +55,7 @@ class Arguments:
         """Why the annotations cannot be read; empty if they can."""
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments that the function does not take, before they are enqueued.
-
-        Raises:
-            TypeError: the error that the call itself would raise, with the task and its parameters.
-        """
+        """Refuse arguments that the function does not take, before they are enqueued."""
         shape = self._shapes.get(len(args))
         if shape is None or not shape[0] <= kwargs.keys() <= shape[1]:
             self._bind(self.signature.bind, args, kwargs)
@@ -110,11 +106,7 @@ class Arguments:
             return _ANYTHING
 
     def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Convert arguments from the wire to the types of the annotations.
-
-        Raises:
-            TypeError: a value cannot be converted.
-        """
+        """Convert arguments from the wire to the types of the annotations."""
         by_name, by_place, rest, others = self._converters
         if by_name or rest or others:
             places = _places(by_place, rest)
@@ -123,11 +115,7 @@ class Arguments:
         return args, kwargs
 
     def result(self, value: Any) -> Any:
-        """Convert a result from the store to the type of the return annotation.
-
-        Raises:
-            TypeError: the value cannot be converted.
-        """
+        """Convert a result from the store to the type of the return annotation."""
         return self._convert_result(value)
 
     @functools.cached_property

@@ -59,11 +59,7 @@ def member_ids(group_id: str, count: int) -> Iterator[list[str]]:
 
 
 def size_of(broker: JobStore, record: Record, keys: Sequence[bytes] = ()) -> int | None:
-    """The number of members of a group; None while the members are still being put.
-
-    Raises:
-        BadSignature: the number is not signed with one of the ``keys``.
-    """
+    """The number of members of a group; None while the members are still being put."""
     job_id, counted = record.envelope.id, record
     if MEMBER_COUNT not in record.envelope.headers:
         job_id = f"{job_id}.{MEMBER_COUNT}"

@@ -90,11 +90,6 @@ class Declarations:
 
         A call without a declaration gets the defaults of this app. For this, the call must name its
         queue, or ``allow_imports`` must allow the path.
-
-        Raises:
-            TaskNotFound: no worker has declared the task.
-            InvalidOption: a function computes the task's key or limit, and the call gives none.
-            FeatureMissing: the broker keeps no declarations, and the call names no queue.
         """
         given = options.given or {}
         base = self._base(task, given)

@@ -53,11 +53,7 @@ def no_handlers() -> dict[str, list[Callable[..., Any]]]:
 def handler_of(
     handlers: Mapping[str, list[Callable[..., Any]]], event: str
 ) -> Callable[[Any], Any]:
-    """The decorator that adds a handler of an event: see :meth:`tidemill.Tidemill.on`.
-
-    Raises:
-        InvalidOption: there is no such event.
-    """
+    """The decorator that adds a handler of an event: see :meth:`tidemill.Tidemill.on`."""
     if event not in handlers:
         raise InvalidOption(f"there is no event {event!r}; {hint(str(event), handlers)}")
 

@@ -401,11 +401,7 @@ class Limits:
         broker.set_limit(name, terms_from(changes, old), queue=queue)
 
     def check_shared(self, task: str, limit: Limit | None) -> None:
-        """Refuse a task's limit if another task declares the same name with other settings.
-
-        Raises:
-            InvalidOption: the settings differ, so each put would change the limit.
-        """
+        """Refuse a task's limit if another task declares the same name with other settings."""
         if limit is None:
             return
         name = limit.name or task
@@ -419,11 +415,7 @@ class Limits:
     def claim(
         self, limit: Limit, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> JobLimit:
-        """The key, the cost and the settings of a job's limit; call before the put.
-
-        Raises:
-            InvalidOption: the key or the cost is not known yet, or cannot be used.
-        """
+        """The key, the cost and the settings of a job's limit; call before the put."""
         computed = callable(limit.key) or callable(limit.cost)
         if computed and _holds_ref([*args, *kwargs.values()]):
             what = "key" if callable(limit.key) else "cost"

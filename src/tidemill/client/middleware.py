@@ -66,11 +66,7 @@ class Layer(NamedTuple):
 
 
 def check_middleware(layers: Sequence[Any]) -> tuple[Layer, ...]:
-    """Check the layers, and find out the form of each.
-
-    Raises:
-        InvalidOption: a layer is no function, or takes other arguments.
-    """
+    """Check the layers, and find out the form of each."""
     checked = tuple(map(_checked, layers))
     outer = tuple(itertools.takewhile(_generates, checked))
     return (*outer, Layer(None, _put_encoding), *checked[len(outer) :]) if outer else checked
@@ -151,11 +147,7 @@ def _put_encoding(layer: Any, call: Callable[[], Any], context: JobContext, awai
 
 
 def _encodable(value: Any) -> Any:
-    """The result of a task.
-
-    Raises:
-        Fail: the result has no encoding, or is too large.
-    """
+    """The result, or the error of a result that has no encoding."""
     try:
         pack_result(value)
     except Exception as error:  # encoding may run the value's own code

@@ -341,29 +341,17 @@ class Features:
             self.need_if_known(feature, option)
 
     def need_if_known(self, feature: Feature, option: str) -> None:
-        """Check a feature at a declaration, if the URL tells the features; open nothing.
-
-        Raises:
-            FeatureMissing: as ``need``.
-        """
+        """Check a feature at a declaration, if the URL tells the features; open nothing."""
         if self._known is not None and feature not in self._known:
             raise lacks(self._url, feature, option)
 
     def declare(self, options: Options) -> Options:
-        """Check the options of a declaration, if the URL tells the features, and return them.
-
-        Raises:
-            FeatureMissing: as ``need``.
-        """
+        """Check the options of a declaration, if the URL tells the features, and return them."""
         for feature, option in options.needs.items():
             self.need_if_known(feature, option)
         return options
 
     def use(self, options: Options) -> None:
-        """Check the options of a job before its put.
-
-        Raises:
-            FeatureMissing: as ``need``.
-        """
+        """Check the options of a job before its put."""
         for feature, option in options.needs.items():
             self.need(feature, option)

@@ -200,10 +200,6 @@ class Topics:
         """Store jobs and the copies of publications in one commit, in order.
 
         Returns the puts of the jobs and of all copies.
-
-        Raises:
-            Unroutable: no queue is bound to the topic of a mandatory publication; nothing was
-                stored.
         """
         bound = bindings(self._runtime.broker)
         if bound.version != self._known.bindings.version:

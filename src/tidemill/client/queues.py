@@ -121,12 +121,7 @@ class Queue:
                     raise
 
     def envelope(self, body: Any, **options: Unpack[PutOptions]) -> Envelope:
-        """The envelope that a put with these options would store.
-
-        Raises:
-            InvalidOption: an option is wrong.
-            CodecError: the body cannot be encoded.
-        """
+        """The envelope that a put with these options would store."""
         changed = self._options
         if options:
             changed = self._options.changed("put", options, PUT_OPTIONS)

@@ -400,11 +400,7 @@ def call_by_name(
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """``module.qualname``, with a name for ``__main__`` that a worker can import.
-
-    Raises:
-        InvalidOption: the function cannot be a task.
-    """
+    """``module.qualname``, with a name for ``__main__`` that a worker can import."""
     if not callable(function) or not hasattr(function, "__qualname__"):
         raise InvalidOption(f"a task must be a function, not {function!r}")
     if isinstance(function, type):
@@ -425,11 +421,7 @@ def task_name(function: Callable[..., Any]) -> str:
 def refuse_second_declaration(
     before: Task[..., Any] | None, name: str, function: Callable[..., Any]
 ) -> None:
-    """Refuse a second function for the name of a task. The same function may be declared again.
-
-    Raises:
-        InvalidOption: another function has the name.
-    """
+    """Refuse a second function for the name of a task. The same function may be declared again."""
     if before is None:
         return
     first, second = before.function, function

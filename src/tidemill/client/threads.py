@@ -111,11 +111,7 @@ class Threads:
                 self._start_thread()
 
     def _start_thread(self) -> None:
-        """Start another thread. If that fails and the pool has no thread, drop the latest call.
-
-        Raises:
-            RuntimeError: the system refuses a thread, and the pool has none to make the call.
-        """
+        """Start another thread. If that fails and the pool has no thread, drop the latest call."""
         name = f"tidemill-{self.name}-{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:

@@ -114,9 +114,6 @@ def find_worker(broker: Store, name: str = "") -> Owner:
     """Find a worker by its name or id, or by the beginning of its name or id.
 
     Without a ``name``, find the only worker.
-
-    Raises:
-        InvalidOption: there is no such worker, or several.
     """
     workers = [owner for owner in broker.owners() if owner.kind == "worker"]
     if not workers:
