@@ -33,7 +33,7 @@ from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
 from tidemill.core.words import counted
 from tidemill.dashboard import audit
 from tidemill.dashboard.job_search import JobQuery, need_lists, pages_of, parse, query_text
-from tidemill.dashboard.jobs import ACTIONS, Done, Target, act, query_of, target_of
+from tidemill.dashboard.jobs import ACTIONS, Done, Target, act, grouped, query_of, target_of
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
@@ -138,6 +138,17 @@ class Bulk(msgspec.Struct, kw_only=True):
     def outcomes(self) -> int:
         """The number of jobs on which the operation has acted, according to its note."""
         return self.done + self.refused
+
+    @property
+    def left(self) -> list[tuple[str, int]]:
+        """Why jobs were left as they are, with the number of jobs of each reason."""
+        missing = max(0, self.expected - self.outcomes)
+        why = (
+            "changed before the operation reached them"
+            if self.state == "done"
+            else "not reached yet"
+        )
+        return grouped(self.refused, self.reasons) + ([(why, missing)] if missing else [])
 
 
 class Survey(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import csv
 import io
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -213,7 +213,7 @@ def _cell(value: object) -> str:
 RETRY_FIRST = 5
 """The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
 
-_EXPLAINED = 20
+_REASONS_SHOWN = 3
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -284,7 +284,7 @@ ACTIONS = {
 
 
 class Done(NamedTuple):
-    """What an action did: the number of jobs changed and refused, and the most frequent reasons."""
+    """What an action did: the number of jobs changed and refused, and the reasons by frequency."""
 
     done: int
     refused: int
@@ -294,9 +294,18 @@ class Done(NamedTuple):
         """The outcome in a sentence."""
         text = f"{ACTIONS[name].past} {counted(self.done, 'job')}"
         if self.refused:
-            reasons = "; ".join(reason for reason, _ in self.reasons)
-            text += f"; {self.refused:,} refused: {reasons}"
+            text += f"; {self.refused:,} refused: "
+            shown = grouped(self.refused, dict(self.reasons[:_REASONS_SHOWN]))
+            text += (
+                shown[0][0] if len(shown) == 1 else "; ".join(f"{n:,}: {why}" for why, n in shown)
+            )
         return text
+
+
+def grouped(refused: int, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Reasons with the numbers of their jobs, and a last line for the jobs of other reasons."""
+    others = refused - sum(reasons.values())
+    return [*reasons.items(), *([("other reasons", others)] if others > 0 else [])]
 
 
 def act(
@@ -316,10 +325,8 @@ def act(
         mill.runtime.features.need(Feature.ALTER, "alter")
     answers = ACTIONS[name].do(mill, unique, target)
     refused = [job_id for job_id, answer in zip(unique, answers, strict=True) if not answer]
-    reasons = collections.Counter(
-        _why(mill, name, job_id, target) for job_id in refused[:_EXPLAINED]
-    )
-    return Done(sum(answers), len(refused), reasons.most_common(3))
+    reasons = collections.Counter(_why(mill, name, job_id, target) for job_id in refused)
+    return Done(sum(answers), len(refused), reasons.most_common())
 
 
 def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:

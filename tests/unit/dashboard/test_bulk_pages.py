@@ -208,6 +208,40 @@ def test_an_operation_that_goes_on_does_not_count_a_job_twice(
     assert (one.state, one.done) == ("done", 8)
 
 
+def test_an_operation_tells_how_many_jobs_were_left_and_why(mill: Tidemill, anna: Visitor) -> None:
+    failed = failed_jobs(mill, 30)
+    broken.clear()
+    failed_jobs(mill, 25)  # these succeed
+    mill.job(failed[0]).delete()
+    mill.job(failed[1]).retry()
+    done = act(mill, "retry", [*failed[:3], *(job.id for job in mill.jobs(state="succeeded"))])
+    assert (done.done, done.refused) == (1, 27)
+    again = "it succeeded already; retry with --force (force=True) runs it again"
+    assert done.text("retry") == (
+        f"retried 1 job; 27 refused: 25: {again}; 1: it is no longer kept; 1: it is ready"
+    )
+    # and in the background, where two jobs more have matched
+    query = "task:shop.pay state:failed,succeeded"
+    bulk_id = started(anna, act="retry", q=query, rate="0", expected="54")
+    one = ended(mill, bulk_id)
+    assert (one.state, one.done, one.refused) == ("done", 27, 25)
+    for _ in range(2):  # also after a reload
+        text = words(anna.get(f"/bulk/{bulk_id}"))
+        assert "Done 27 of 54 that matched at the start" in text
+        assert f"Left 27 25: {again} 2: changed before the operation reached them" in text
+
+
+def test_an_operation_that_runs_tells_what_it_has_not_reached(
+    mill: Tidemill, anna: Visitor
+) -> None:
+    failed_jobs(mill, 8)
+    bulk_id = started(anna, act="retry", q="task:shop.pay", rate="1", expected="8")
+    anna.post(f"/bulk/{bulk_id}/stop")
+    one = ended(mill, bulk_id)
+    left = 8 - one.done
+    assert f"Left {left} {left}: not reached yet" in words(anna.get(f"/bulk/{bulk_id}"))
+
+
 def test_a_search_is_shown_as_the_user_typed_it(mill: Tidemill, anna: Visitor) -> None:
     failed_jobs(mill, 3)
     assert GROUP not in words(anna.get("/bulk/new?act=retry&q=task:shop.pay"))
