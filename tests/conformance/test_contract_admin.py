@@ -69,7 +69,6 @@ def test_cancel_reaches_a_running_job_through_its_owner(broker: Broker, worker: 
     # a retry of a job that is being cancelled ends it
     worker.settle(lease, Outcome.RETRY, delay=5)
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "cancelled while it was running")
     # and who asked for it is in the trail
     asked = "cancel was asked for"
@@ -90,7 +89,6 @@ def test_an_unrun_job_counts_as_cancelled_before_its_start(
     else:
         worker.settle(lease, Outcome.RELEASE, error=NOT_STARTED)
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, NOT_STARTED)
 
 
@@ -131,7 +129,6 @@ def test_a_retried_job_has_fresh_attempts_and_keeps_its_trail(
     assert broker.retry([given.id]) == [True]
     # then
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.error, record.finished, record.expires) == (State.READY, "", 0, 0)
     assert [a.number for a in record.attempts] == [1, 2]
     assert [line for _, line in record.log] == ["retry was asked for"]
@@ -266,7 +263,6 @@ def test_the_witness_reports_jobs_of_a_dead_owner(broker: Broker, worker: LiveOw
     assert broker.release(worker.id, {one.token: "killed by SIGKILL"}) == 2
     # then
     record = broker.get(ran.id)
-    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 1, 0)
     assert record.attempts[0].error == "killed by SIGKILL"
     assert broker.get(held.id).attempt == 0
@@ -293,7 +289,6 @@ def test_a_job_that_kills_its_worker_each_time_fails(broker: Broker) -> None:
         [lease] = hand.take()
         broker.release(hand.id, {lease.token: "killed by SIGSEGV"})
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.error, record.attempt) == (State.FAILED, "killed by SIGSEGV", 2)
 
 
@@ -308,7 +303,6 @@ def test_without_a_witness_a_job_gets_a_loss(broker: Broker) -> None:
         assert (lease.attempt, lease.losses) == (1, losses)
         broker.release(hand.id, None)
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.losses, record.attempt) == (State.FAILED, 2, 0)
     assert record.attempts == []
     assert record.error == "lost with its worker: loss 2 of 2"

@@ -37,7 +37,6 @@ class Way:
 
     def __init__(self, url: str) -> None:
         found = re.search(r"127\.0\.0\.1:(\d+)", url)
-        assert found is not None
         self._port = int(found[1])
         self.proxy = Proxy(self._port)
         self.url = url.replace(found[0], f"127.0.0.1:{self.proxy.port}")

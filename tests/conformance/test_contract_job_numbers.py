@@ -111,7 +111,6 @@ def test_a_lease_by_id_ends_with_its_ttr(
 ) -> None:
     broker.put([message(id="m", ttr=5)])
     lease = lease_one(named, consumer, "m")
-    assert lease is not None
     assert lease.deadline == 5
     assert consumer.touch(lease)
     clock.advance(6)
@@ -177,5 +176,4 @@ def test_a_late_verdict_changes_no_rank(broker: Broker, consumer: LiveOwner) -> 
     assert consumer.settle(lease, Outcome.RELEASE)
     assert not consumer.settle(lease, Outcome.RELEASE, rank=1)
     record = broker.get("m")
-    assert record is not None
     assert record.rank == 5

@@ -56,7 +56,6 @@ def test_replace_takes_the_newest_data_and_time(
     )
     assert unfinished(broker) == {"b": State.SCHEDULED}
     record = broker.get("a")
-    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "replaced by b")
     assert worker.take() == []
 
@@ -161,7 +160,6 @@ def test_merge_takes_the_higher_priority_and_the_earlier_time(
     assert put(broker, "b", priority=-5, delay=50, on_conflict="merge") == Put("a", Placed.MERGED)
     put(broker, "c", priority=7, delay=80, on_conflict="merge")
     record = broker.get("a")
-    assert record is not None
     assert record.rank == rank_of(7)
     assert record.envelope.body == b"old"
     assert unfinished(broker) == {"a": State.SCHEDULED}

@@ -20,7 +20,6 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: L
     broker.put([given])
     [lease] = worker.take()
     running = broker.get(given.id)
-    assert running is not None
     assert (running.state, running.worker) == (State.RUNNING, "w1")
     assert running.leased > 0
     assert (running.token, running.lease_ends) == (lease.token, 0.0)
@@ -28,7 +27,6 @@ def test_a_finished_job_keeps_its_result_and_its_trail(broker: Broker, worker: L
     assert worker.settle(lease, result=b"r", started=10.0, ended=11.0)
     # then
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.raw_result, record.error, record.worker) == (
         State.SUCCEEDED,
         b"r",
@@ -62,7 +60,6 @@ def test_every_outcome_leads_to_its_state(
         Outcome.EXPIRED: (State.EXPIRED, 1, "why"),
     }[outcome]
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.attempt, record.error if record.state.finished else "") == expected
 
 
@@ -74,7 +71,6 @@ def test_a_held_retry_is_counted_at_once_and_runs_later(broker: Broker, worker: 
     assert worker.settle(lease, Outcome.RETRY, error="stuck", delay=50.0, hold=True)
     # then: written down, and still leased
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.attempt, record.worker) == (State.RUNNING, 1, "w1")
     assert [attempt.error for attempt in record.attempts] == ["stuck"]
     assert broker.retry([given.id]) == [False]
@@ -166,7 +162,6 @@ def test_attempts_are_counted_up_to_the_limit(broker: Broker, worker: LiveOwner)
         assert lease.attempt == number
         worker.settle(lease, Outcome.RETRY, error=f"no {number}", traceback="at line 1")
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.attempt, record.error) == (State.FAILED, 3, "no 3")
     assert [a.error for a in record.attempts] == ["no 1", "no 2", "no 3"]
     assert {a.traceback for a in record.attempts} == {"at line 1"}
@@ -184,7 +179,6 @@ def test_a_retry_of_the_last_attempt_is_shown_as_a_failure(
             [lease] = worker.take()
             worker.settle(lease, Outcome.RETRY, error="why")
         record = broker.get(given.id)
-        assert record is not None
         assert [attempt["outcome"] for attempt in record.public()["attempts"]] == expected
 
 
@@ -212,7 +206,6 @@ def test_a_trail_shows_the_latest_attempts(broker: Broker, worker: LiveOwner) ->
     for _ in range(KEEP_ATTEMPTS + 5):
         worker.settle(worker.take()[0], Outcome.RETRY)
     record = broker.get(given.id)
-    assert record is not None
     assert record.attempt == KEEP_ATTEMPTS + 5
     numbers = [a.number for a in record.attempts]
     assert numbers == list(range(6, KEEP_ATTEMPTS + 6))
@@ -229,7 +222,6 @@ def test_without_an_ack_a_message_comes_back_after_its_ttr(
     assert (lease.attempt, lease.deadline) == (1, 100.0)
     assert broker.stats()[0].size == 1
     held = broker.get(given.id)
-    assert held is not None
     assert held.lease_ends == pytest.approx(held.leased + 100, abs=1)
     other = LiveOwner(broker, "c2", "consumer")
     clock.advance(90)
@@ -292,7 +284,6 @@ def test_a_message_can_have_a_limit_of_attempts(
         clock.advance(1.1)
     broker.tick()
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.error) == (State.FAILED, "ttr passed without an ack")
 
 
@@ -429,7 +420,6 @@ def test_progress_and_log_are_shown_while_it_runs_and_after(
         worker.note(again, line=str(n), time=float(n))
     worker.settle(again)
     record = broker.get(given.id)
-    assert record is not None
     assert str(record.progress) == "(1, 4)"  # whole numbers
     assert record.log == [(float(n), str(n)) for n in range(50, 150)]
     assert broker.delete([given.id]) == [True]
@@ -446,7 +436,6 @@ def test_each_report_of_progress_replaces_the_text_of_the_one_before(
 
     def shown() -> tuple[tuple[int, int] | None, str]:
         record = broker.get(given.id)
-        assert record is not None
         return record.progress, record.progress_text
 
     # when it reports progress with a text
@@ -465,7 +454,6 @@ def test_each_report_of_progress_replaces_the_text_of_the_one_before(
     worker.settle(lease)
     assert shown() == ((4, 4), "done")
     record = broker.get(given.id)
-    assert record is not None
     assert [line for _, line in record.log] == ["begun", "half way", "packed"]
 
 

@@ -40,18 +40,15 @@ def test_a_message_tells_its_priority_and_its_hand_out(mill: Tidemill) -> None:
     queue = mill.queue("q")
     queue.put("a", priority=7)
     first = queue.get(30)
-    assert first is not None
     assert (first.priority, first.attempt, first.redelivered) == (7, 1, False)
     # when it is released, the delivery does not count
     assert first.release()
     second = queue.get(30)
-    assert second is not None
     assert (second.priority, second.attempt, second.redelivered) == (7, 1, False)
     # when its consumer fails
     with pytest.raises(KeyError), second:
         raise KeyError
     third = queue.get(30)
-    assert third is not None
     # then
     assert (third.priority, third.attempt, third.redelivered) == (7, 2, True)
     assert third.ack()

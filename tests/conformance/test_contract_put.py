@@ -43,7 +43,6 @@ def test_an_envelope_comes_back_as_it_was_put(broker: Broker, worker: LiveOwner)
     )
     broker.put([given])
     record = broker.get(given.id)
-    assert record is not None
     assert record.envelope == given
     [lease] = worker.take()
     assert lease.open() == given
@@ -202,7 +201,6 @@ def test_at_is_wall_time_and_the_past_is_now(
     broker.put([future, past])
     assert worker.take_ids() == [past.id]
     record = broker.get(future.id)
-    assert record is not None
     assert record.due == pytest.approx(future.at, abs=0.01)
     clock.advance(101)
     assert worker.take_ids() == [future.id]

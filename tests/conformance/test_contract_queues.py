@@ -32,10 +32,8 @@ def test_a_purge_is_counted(broker: Broker) -> None:
     assert delete_waiting(broker, "q") == 1
 
     row = row_of(broker)
-    assert row is not None
     assert (row.purged, row.accepted, row.size) == (4, 4, 0)
     other = row_of(broker, "other")
-    assert other is not None
     assert (other.purged, other.size) == (0, 1)
 
 
@@ -69,7 +67,6 @@ def test_a_forgotten_queue_begins_anew_with_the_next_put(
     broker.put([message("q", id="one"), message("q", id="two")])
 
     row = row_of(broker)
-    assert row is not None
     assert (row.accepted, row.succeeded, row.ready, row.paused, row.max_size) == (2, 0, 2, False, 0)
     assert consumer.take_ids(5, ["q"]) == ["one", "two"]
 
@@ -96,7 +93,6 @@ def test_a_queue_with_an_unfinished_job_is_not_forgotten(
     assert not broker.forget_queue("q")
 
     row = row_of(broker)
-    assert row is not None
     assert (row.accepted, row.size) == (1, 1)
     assert state(broker, "m") is State(where)
 
@@ -116,7 +112,6 @@ def test_a_finished_job_of_a_forgotten_queue_can_be_retried(
     assert broker.retry(["j"]) == [True]
 
     row = row_of(broker)
-    assert row is not None
     assert row.size == 1
     assert worker.take_ids(5, ["q"]) == ["j"]
 

@@ -133,7 +133,6 @@ def test_a_repeated_step_is_answered_and_not_done_again(broker: Broker) -> None:
     assert (again.settled, again.touched) == ([True, False], [True, False])
     assert again.leases == [third, fourth]
     record = broker.get(jobs[0].id)
-    assert record is not None
     assert (record.state, len(record.attempts)) == (State.SUCCEEDED, 1)
     assert [row.running for row in broker.stats()] == [3]
     assert guest.take(9)[-1].open().id == follower.id
@@ -372,7 +371,6 @@ def test_detach_gives_back_uncounted_wherever_it_is_called(
     server = open_store() if Feature.PROCESSES in broker.features else broker
     server.detach(guest.id)
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 0)
     server.detach(guest.id)
 
@@ -533,7 +531,6 @@ def test_a_silent_remote_owner_is_given_up_with_a_loss(broker: Broker, clock: Cl
     assert [owner.id for owner in broker.owners()] == [other.id]
     # then
     record = broker.get(given.id)
-    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 1)
     reply = guest.say(verdicts=[Verdict(lease.token, Outcome.SUCCESS)], touch=[(lease.token, 0.0)])
     assert (reply.settled, reply.touched) == ([False], [False])

@@ -46,11 +46,9 @@ def test_a_forced_retry_runs_a_success_again(
     assert broker.retry(["j"], force=True) == [True]
 
     record = broker.get("j")
-    assert record is not None
     assert (record.state, record.run, record.attempt, record.raw_result) == (State.READY, 2, 0, b"")
     assert run_one(worker, result=b"\x02") == "j"
     record = broker.get("j")
-    assert record is not None
     assert (record.state, record.raw_result) == (State.SUCCEEDED, b"\x02")
     shown = [(a.run, a.number, a.outcome) for a in record.attempts]
     assert shown == [(1, 1, Outcome.RETRY), (1, 2, Outcome.SUCCESS), (2, 1, Outcome.SUCCESS)]
@@ -65,7 +63,6 @@ def test_the_first_attempt_of_a_success_stays_in_the_trail(
     run_one(worker, Outcome.RETRY, error="bad")
 
     record = broker.get("j")
-    assert record is not None
     assert [(a.run, a.number) for a in record.attempts] == [(1, 1), (2, 1)]
 
 
@@ -162,7 +159,6 @@ def test_the_runs_of_a_job_move_to_another_store(broker: Broker, worker: LiveOwn
 
     run_one(worker, Outcome.RETRY, error="bad again")
     record = broker.get("j")
-    assert record is not None
     shown = [(a.run, a.number) for a in record.attempts]
     assert shown == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert (record.state, record.run) == (State.FAILED, 2)

@@ -67,7 +67,6 @@ def hinted(broker: Broker, worker: LiveOwner) -> None:
 def put(broker: Broker, name: str, *jobs: Envelope) -> tuple[str, ...]:
     """Fire it as it stands; why jobs were left out."""
     record = one(broker, name)
-    assert record is not None
     change = Change(name, record.version, record.due, record.body, jobs=jobs)
     (changed,) = broker.change_schedules([change])
     assert changed.done
@@ -82,7 +81,6 @@ def test_a_record_is_kept_as_it_was_given(broker: Broker) -> None:
     version = add(broker, "nightly", due, b"\0any\xffbytes")
     (found, missing) = broker.schedules(["nightly", "other"])
     assert missing is None
-    assert found is not None
     assert (found.name, found.version, found.body) == ("nightly", version, b"\0any\xffbytes")
     assert found.due == pytest.approx(due, abs=2e-6)
 
@@ -108,7 +106,6 @@ def test_a_change_needs_the_version_it_expects(broker: Broker) -> None:
     assert changed.version not in (0, first)
     assert broker.change_schedules([Change("s", first, 5.0)]) == [Changed()]
     found = one(broker, "s")
-    assert found is not None
     assert (found.due, found.body) == (0.0, b"new")
 
 
@@ -379,7 +376,6 @@ def test_a_change_may_be_another_when_all_its_jobs_are_left_out(
         if gone and not left_out:
             assert (changed.version, found) == (0, None)
         else:
-            assert found is not None
             assert found.version == changed.version
             assert found.body == (b"instead" if left_out else b"new")
             assert found.due == pytest.approx(due + 60 * left_out, abs=2e-6)
@@ -392,7 +388,6 @@ def test_a_change_that_fails_is_none_instead_either(broker: Broker) -> None:
     change = Change("s", version + 1000, jobs=(job(id="taken"),), instead=(0.0, b"instead"))
     assert broker.change_schedules([change]) == [Changed()]
     found = one(broker, "s")
-    assert found is not None
     assert (found.version, found.body) == (version, b"rule")
 
 
@@ -426,7 +421,6 @@ def test_a_job_names_its_schedule(broker: Broker, worker: LiveOwner) -> None:
     put(broker, "s", job(id="j", planned=Planned("s", 1750000000.5)))
     (lease,) = worker.take()
     record = broker.get("j")
-    assert record is not None
     assert record.envelope.planned == lease.open().planned == Planned("s", 1750000000.5)
     assert record.public()["schedule"] == "s"
     assert record.public()["planned"] == 1750000000.5
@@ -461,7 +455,6 @@ def test_schedules_are_adopted_unchanged(broker: Broker, worker: LiveOwner) -> N
         assert (ours.name, ours.body) == (theirs.name, theirs.body)
         assert ours.due == pytest.approx(theirs.due, abs=2e-6)
     taken = one(broker, "taken")
-    assert taken is not None
     assert taken.body == b"here"
     assert names(worker) == ["due"]
     there.close()
@@ -494,7 +487,6 @@ def test_the_first_time_of_a_schedule_goes_by_the_clock_of_the_store(
         clock.advance(670)
         Scheduling().fire(store, worker.exchange(fires=1).schedules)
         record = one(broker, "declared")
-        assert record is not None
         assert record.due - expected == pytest.approx(1200, abs=60)
         app.runtime._broker = None
 

@@ -57,7 +57,6 @@ def test_a_task_whose_ttr_runs_out_backs_off_as_its_policy_says(
         assert consumer.exchange().leases == []
         # then the attempt has failed, and the next one waits for the backoff
         record = broker.get("a")
-        assert record is not None
         assert (record.attempt, record.attempts[-1].error) == (attempt, "ttr passed without an ack")
         if attempt == policy.max_attempts:
             break
@@ -106,7 +105,6 @@ def test_notes_may_be_said_on_behalf_of_an_owner_elsewhere(broker: Broker) -> No
     assert broker.exchange(step).touched == [True]
     # then
     record = broker.get("a")
-    assert record is not None
     assert (record.progress, record.progress_text) == ((1.0, 2.0), "half")
     assert record.log == [(5.0, "half way")]
     done = Step(owner.id, [Verdict(lease.token, Outcome.SUCCESS)], behalf=True)

@@ -177,7 +177,6 @@ def test_the_order_and_the_times_go_on(broker: Broker, target: Broker, clock: Cl
     retried = next(lease for lease in leases if lease.open().id == jobs[4].id)
     assert retried.attempt == 1
     record = target.get(jobs[4].id)
-    assert record is not None
     assert record.run == 2
     for lease in leases:
         assert worker.settle(lease)

@@ -329,7 +329,6 @@ def test_python_gets_the_bytes_a_client_puts(mill: Tidemill, client: Tongue) -> 
     client.ask(b"use mail\r\n")
     number = client.put(b"\0\xff", pri=0, ttr=7)
     message = mill.queue("mail").get(timeout=30)
-    assert message is not None
     assert (message.body, message.ttr, message.id) == (b"\0\xff", 7, f"#{number:012d}")
     # and what it gives back is the client's again
     client.ask(b"watch mail\r\n")
@@ -430,7 +429,6 @@ def test_a_task_is_put_and_seen_as_json(mill: Tidemill) -> None:
         call = b'{"task": "app.add", "args": [1], "kwargs": {"b": 2}}'
         number = client.put(call, pri=5)
         record = mill.broker.get(f"#{number:012d}")
-        assert record is not None
         assert (record.envelope.task, record.rank) == ("app.add", 5)
         body_of = client.ask(b"reserve\r\n").split(b"\r\n", 1)[1]
         assert json.loads(body_of) == {
@@ -487,14 +485,12 @@ def test_where_keys_are_set_the_port_needs_trust_and_signs(tmp_path: Path) -> No
             client = Tongue(port.number)
             client.put(b"x")
             message = mill.queue("default").get(timeout=10)
-            assert message is not None
             assert message.body == b"x"
             # what nobody signed is not handed on
             with Tidemill(url) as other:
                 other.queue("default").put("forged", id="forged")
             assert client.ask(b"reserve-with-timeout 0\r\n") == b"TIMED_OUT"
             record = mill.broker.get("forged")
-            assert record is not None
             assert "bad signature" in record.error
             client.close()
 

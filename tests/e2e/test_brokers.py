@@ -317,7 +317,6 @@ def elsewhere(place: Place, code: str) -> subprocess.Popen[str]:
 def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q2
     code = "print(mill.broker.url, flush=True)\ninput()\nq.put(time.monotonic())"
     with elsewhere(place, code) as putter:
-        assert putter.stdout is not None
         assert putter.stdin is not None
         putter.stdout.readline()
         timer = threading.Timer(0.3, lambda: putter.communicate("go\n"))
@@ -325,7 +324,6 @@ def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q
         message = place.mill.queue("q").get(timeout=30)
         woken = time.monotonic()
         timer.join()
-    assert message is not None
     assert woken - message.body < 10  # the commit is in it too, and nobody looks so often
     assert message.ack()
 
@@ -351,11 +349,9 @@ def test_a_killed_consumers_message_comes_back(at: Callable[..., Place]) -> None
     place = at(owner_lease=1)
     place.mill.queue("q").put("once", ttr=1.5)
     with elsewhere(place, "m = q.get(timeout=30)\nprint(m.body, flush=True)\ninput()") as consumer:
-        assert consumer.stdout is not None
         assert consumer.stdout.readline() == "once\n"
         consumer.kill()
     message = place.mill.queue("q").get(timeout=30)
-    assert message is not None
     assert (message.body, message.attempt) == ("once", 2)
     message.ack()
 

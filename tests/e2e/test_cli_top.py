@@ -231,7 +231,6 @@ def test_one_object_a_look(desk: Desk) -> None:
     desk.add.enqueue(1)
     words = [sys.executable, *TOP, desk.url, "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         # when a job arrives, then an object tells of it, and of the rate
         desk.add.enqueue(2)

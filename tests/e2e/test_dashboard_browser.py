@@ -169,7 +169,6 @@ class LateNews:
 
     def come(self) -> None:
         """Let the answer come, and wait until the page has handled the answer."""
-        assert self._late is not None
         answer = self._late.fetch()
         while f">{self._queue}<" not in answer.text():  # viewers share a look for a second
             answer = self._late.fetch()

@@ -74,14 +74,12 @@ def program(place: Place) -> Iterator[subprocess.Popen[str]]:
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
     """Write a line to the program."""
-    assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()
 
 
 def said(process: subprocess.Popen[str]) -> str:
     """The next line of the program."""
-    assert process.stdout is not None
     return process.stdout.readline().strip()
 
 

@@ -169,7 +169,6 @@ def test_the_apps_own_error_begins_in_its_file(tmp_path: Path) -> None:
     )
     with worker(tmp_path, "first_app:mill", "-p", "1") as process:
         assert process.wait(PATIENCE) == 2
-        assert process.stderr is not None
         lines = process.stderr.read().splitlines()
     assert "cannot be imported: ZeroDivisionError: division by zero" in lines[0]
     assert lines[1] == f'  File "{tmp_path}/first_app.py", line 3, in <module>'

@@ -132,7 +132,6 @@ def test_schedules_go_over_once(place: Place, where: str) -> None:
         assert rows["s1"].paused
         assert rows["s2"].when == "every 60 s"
         if not arrived:
-            assert rows["s0"].next is not None
             assert rows["s0"].next.timestamp() == pytest.approx(at)
         assert run(place.url, target).returncode == 0
         assert {schedule.name: schedule for schedule in there.schedules} == rows
@@ -212,7 +211,6 @@ def test_limits_move_along(tmp_path: Path, here: str, there: str) -> None:
         assert [(row.name, row.terms, row.declared) for row in target.limits.list()] == terms
         target.limits.set("work", rate="0/s")
         found = with_limits(target.broker, "").held(job.id)
-        assert found is not None
         assert found.name == "work"
 
 

@@ -147,7 +147,6 @@ def test_processes_of_an_older_release_are_refused_and_its_workers_leave(
     assert old.migrate()[0] == 0
     worker, consumer = old.worker(), old.start("-c", CONSUME)
     started += [worker, consumer]
-    assert consumer.stdout is not None
     assert consumer.stdout.readline() == "reads\n"
     assert old.run("-c", PRODUCE, "0", "3")[0] == 0
     until(tmp_path, old.version, range(3))

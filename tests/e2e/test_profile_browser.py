@@ -45,8 +45,6 @@ def test_a_profile_is_read_on_a_wide_screen_and_on_a_phone(
         whole = page.locator("#flames").bounding_box()
         for name, part in (("thumbnail", 0.6), ("invoice", 0.4), ("render (", 0.3)):
             box = page.locator("#flames button", has_text=name).first.bounding_box()
-            assert whole is not None
-            assert box is not None
             assert box["width"] == pytest.approx(whole["width"] * part, abs=3)
 
 
@@ -56,8 +54,6 @@ def test_a_tap_on_a_box_zooms_and_says_its_numbers(visit: Callable[..., Visit]) 
     render.tap()
     assert page.locator("#said").inner_text() == "render (shop.py:13): 30.0%, 300 samples"
     whole, box = page.locator("#flames").bounding_box(), render.bounding_box()
-    assert whole is not None
-    assert box is not None
     assert box["width"] == pytest.approx(whole["width"], abs=3)
     assert not page.locator("#flames button", has_text="thumbnail").is_visible()
     page.locator("#all").tap()

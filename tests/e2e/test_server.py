@@ -28,7 +28,6 @@ def test_a_message_put_over_http_is_in_the_store(server: JobServer) -> None:
     assert server.end() == 0
     with Tidemill(server.where) as mill:
         message = mill.queue("orders").get(timeout=0)
-        assert message is not None
         assert (message.id, message.body) == (answer.json["id"], {"order": 17})
 
 

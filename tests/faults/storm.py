@@ -162,7 +162,6 @@ class Storm:
         accepted = [job_id for put in puts if put.said == "accepted" for job_id in put.ids]
         may_fail = [job_id for put in puts if put.said == "may-fail" for job_id in put.ids]
         if Feature.INSPECT not in self.features:
-            assert self.witness is not None
             if self.witness.process.poll() is None:
                 self.witness.stop()
             server, kills = self.servers[0], self._all_kills()

@@ -122,7 +122,6 @@ class Server:
     @property
     def pid(self) -> int:
         """Of the server."""
-        assert self.process is not None
         return self.process.pid
 
     def launch(

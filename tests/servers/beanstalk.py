@@ -20,7 +20,6 @@ class Beanstalkd(Server):
 
     def drain(self) -> None:
         """Accept no more jobs."""
-        assert self.process is not None
         self.process.send_signal(signal.SIGUSR1)
 
 

@@ -106,7 +106,6 @@ class FakeRun:
     @property
     def planned(self) -> float:
         """The time of the schedule that put the job."""
-        assert self.run.envelope.planned is not None
         return self.run.envelope.planned.time
 
     @property

@@ -265,7 +265,6 @@ class FakeProcess:
 
     def _beat(self) -> None:
         """Show the heartbeat while jobs run."""
-        assert self._board is not None
         self._board.beat(self._setup.first_slot, self._time.machine)
         self._beats = bool(self.runs)
         if self._beats:
@@ -331,7 +330,6 @@ class FakeProcess:
         self._budget -= 1
         self._started += 1
         deadline = now + lease.timeout if lease.timeout else 0.0
-        assert self._board is not None
         self._board.start(row, lease.token, thread, run.run.started, deadline)
         if how.says:
             self._send(notes=[Note(lease.token, line=how.says, time=run.run.started)])

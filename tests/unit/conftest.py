@@ -48,6 +48,5 @@ def url(tmp_path: Path) -> Iterator[str]:
 def broker(url: str) -> Iterator[LmdbBroker]:
     """On that store."""
     broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
     yield broker
     broker.close()

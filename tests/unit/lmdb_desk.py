@@ -119,12 +119,10 @@ class Process:
         )
 
     def expect(self, line: str) -> None:
-        assert self.popen.stdout is not None
         assert self.popen.stdout.readline().strip() == line
 
     def tell(self, line: str = "") -> None:
         """Write a line to its standard input."""
-        assert self.popen.stdin is not None
         self.popen.stdin.write(line + "\n")
         self.popen.stdin.flush()
 

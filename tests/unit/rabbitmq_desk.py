@@ -40,9 +40,7 @@ __all__ = [
 def open_rabbit(url: str, prefix: str, **options: Any) -> RabbitBroker:
     """A broker on a server."""
     query = "&".join(f"{name}={value}" for name, value in {"prefix": prefix, **options}.items())
-    broker = open_broker(f"{url}?{query}")
-    assert isinstance(broker, RabbitBroker)
-    return broker
+    return open_broker(f"{url}?{query}")
 
 
 def held(server: RabbitMQ, prefix: str) -> int:

@@ -49,7 +49,6 @@ def wrong_verbs() -> Iterator[str]:
         _, _, rest = PAGE.partition(f"    :prog_name: tidemill {verb}\n    :depth: 2\n")
         text = re.split(r"^(?:#|:::)", rest, maxsplit=1, flags=re.MULTILINE)[0]
         command = main.get_command(click.Context(main), verb)
-        assert command is not None
         if str(command.help).partition("\n")[0] != (sentence := _VERBS[verb][1]):
             yield f"src/tidemill/cli/__init__.py: the help of {verb} does not begin: {sentence}"
         if "`--json`" not in text and f"`{verb} list --json`" not in text:

@@ -54,7 +54,6 @@ class HeldLock(Misfortune):
         command = [sys.executable, "-c", HOLDER, f"{self._url}?patience=60"]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
-            assert holder.stdout is not None
             assert holder.stdout.readline() == "inside\n", "the lock was not to be had"
             try:
                 self.stay(holder, seconds)

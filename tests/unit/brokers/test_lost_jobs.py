@@ -87,7 +87,6 @@ def test_the_lines_of_a_killed_worker_are_bounded(
     LiveOwner(broker)  # a neighbour, who learns of the death
     command = [sys.executable, "-c", WORKER, url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"25\n"
         process.kill()
     ids = [one.id for one in jobs]

@@ -72,7 +72,6 @@ def test_a_number_out_of_bounds_is_refused(mill: Tidemill, n: int) -> None:
 def test_touch_tells_the_ttr_that_holds_from_then_on(mill: Tidemill) -> None:
     mill.queue("q").put("a", ttr=100)
     message = mill.queue("q").get(timeout=0)
-    assert message is not None
     assert message.touch(50)
     assert message.ttr == 50
     assert message.touch()

@@ -80,7 +80,6 @@ def test_a_handler_that_raises_at_any_bytecode_of_a_put_blocks_nobody(
 ) -> None:
     # given
     broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
     tried: list[str] = []
 
     def put() -> None:
@@ -99,7 +98,6 @@ def test_a_handler_that_raises_at_any_bytecode_of_an_exchange_blocks_nobody(
     url: str, handler: list[Callable[[], None]]
 ) -> None:
     broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
     broker.attach(Owner(id="o", name="w"))
     broker.put([job()])
     step = Step("o", want=Want(1))
@@ -129,7 +127,6 @@ def test_a_handler_may_enqueue_at_any_bytecode_of_a_put(
 ) -> None:
     # given
     broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
     put = [0, 0]
 
     def enqueue() -> None:
@@ -160,7 +157,6 @@ def test_a_handler_may_enqueue_while_its_thread_waits_for_a_commit(
 ) -> None:
     # given a leader in another thread that goes on once two requests wait for it
     broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
     gate, called = Gate(broker._store), threading.Event()
     main = threading.main_thread().ident or 0
 

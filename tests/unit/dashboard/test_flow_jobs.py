@@ -93,7 +93,6 @@ def test_an_altered_job_is_repeated_with_its_new_queue_and_priority(
     python, curl = again(anna.get(f"/jobs/{job.id}"))
     copy = eval(python, {"mill": mill})
     record = mill.broker.get(copy.id)
-    assert record is not None
     assert (record.envelope.queue, record.rank) == ("default", mill.broker.get(job.id).rank)  # type: ignore[union-attr]
     assert "priority=0" in python
     assert '"queue":"default","priority":0' in curl

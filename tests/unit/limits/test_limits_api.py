@@ -23,7 +23,6 @@ def mill() -> Iterator[Tidemill]:
 
 def claim_of(mill: Tidemill, job_id: str) -> JobLimit:
     record = mill.broker.get(job_id)
-    assert record is not None
     assert record.envelope.limit is not None
     return record.envelope.limit
 
@@ -176,7 +175,6 @@ def test_explain_names_the_limit_and_its_opening_time(mill: Tidemill) -> None:
     assert "rate of 0 lets nothing start" in told(mill, second.id)
     orders.limit(rate=None, breaker=1)
     message = orders.get(timeout=0)
-    assert message is not None
     message.bury()
     assert first.retry()
     assert "breaker of queue 'orders': 1 attempt failed in a row; the next" in told(mill, first.id)

@@ -26,7 +26,6 @@ def test_the_file_holds_no_token(tmp_path: Path) -> None:  # case S9
     assert secret not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     found = Tokens(str(path)).find(secret)
-    assert found is not None
     assert (found.name, found.rank) == ("ci", Role.OPERATOR)
     assert Tokens(str(path)).find(secret + "x") is None
     assert Tokens(str(path)).find("") is None

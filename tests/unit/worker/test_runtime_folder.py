@@ -36,7 +36,6 @@ def test_the_next_worker_removes_the_folder_of_a_killed_one(temporary: Path) -> 
         [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout is not None
         path = process.stdout.readline().strip()
         first = RuntimeFolder()
         assert os.path.exists(f"{path}/stacks-0")  # it lives

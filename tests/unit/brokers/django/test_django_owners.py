@@ -76,5 +76,4 @@ def test_an_owner_that_attaches_again_after_the_look_is_not_buried(
     # then
     assert not caplog.records
     record = here.get("a")
-    assert record is not None
     assert record.state is State.RUNNING

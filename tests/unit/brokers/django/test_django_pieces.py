@@ -122,7 +122,6 @@ def make_store(tmp_path: Path, moved_clock: MovedClock) -> Iterator[Callable[...
     def make(query: str = "") -> Store:
         url = django_on_sqlite(str(tmp_path / f"store{len(stores)}"))
         broker = open_broker(url + query)
-        assert isinstance(broker, DjangoBroker)
         stores.append(Store(broker, moved_clock))
         return stores[-1]
 

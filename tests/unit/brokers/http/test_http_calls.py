@@ -190,7 +190,6 @@ def test_a_silently_cut_connection_is_noticed_and_replaced(store: str, connectio
     assert reply.settled == [True]
     assert len(reply.leases) == 1
     record = broker.get(mine.id)
-    assert record is not None
     assert (record.state, record.attempt, record.raw_result) == (State.SUCCEEDED, 1, b"r")
     (row,) = broker.stats()
     assert (row.running, row.succeeded) == (1, 1)

@@ -44,7 +44,6 @@ def named(job_id: str, priority: float = 0, **fields: Any) -> Envelope:
 
 def state(broker: LmdbBroker, job_id: str) -> State:
     record = broker.get(job_id)
-    assert record is not None
     return record.state
 
 
@@ -77,7 +76,6 @@ def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_costs_no_commit(
     broker.put([named("one")])
     assert worker.hinted()
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.worker) == (State.RUNNING, "w")
     before = commits(broker)
     (lease,) = worker.exchange(want=Want(4))
@@ -272,7 +270,6 @@ def test_an_owner_that_goes_before_it_looked_costs_no_attempt(broker: LmdbBroker
     else:
         assert broker.release("w", {} if how == "witness" else None) == 1
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.attempt) == (State.READY, 0)
     assert record.losses == (how == "no witness")
     assert Sleeper(broker, "v").take() == ["one"]
@@ -464,7 +461,6 @@ def test_a_sleeper_killed_before_it_fetched(
         env={**os.environ, **crash},
     )
     try:
-        assert sleeper.stdout is not None
         assert sleeper.stdout.readline() == b"asleep\n"
         until(lambda: in_its_wait(broker))
         if how != "store.fetching":
@@ -490,7 +486,6 @@ def test_a_sleeper_killed_before_it_fetched(
     assert state(broker, "one") is State.RUNNING
     assert broker.reap() == 1
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.attempt, record.losses) == (State.READY, 0, 0)
 
 

@@ -17,7 +17,6 @@ from moved_clock import MovedClock
 from tidemill.brokers.contract.broker import SMALL_RESULT
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.lmdb.settle import PlainSuccess
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
@@ -35,7 +34,6 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         broker = open_broker(f"lmdb://{folder}?durability=relaxed&keep=30&keep_count=3")
-        assert isinstance(broker, LmdbBroker)
         self.broker = broker
         self.owners = Sleeper(broker, "w"), Sleeper(broker, "c", kind="consumer")
         self.held: tuple[list[Lease], list[Lease]] = [], []

@@ -38,7 +38,6 @@ class Store:
 
     def __init__(self, folder: Path, *, straight: bool) -> None:
         broker = open_broker(f"lmdb://{folder}?durability=relaxed")
-        assert isinstance(broker, LmdbBroker)
         self.broker = broker
         self.owners = [Sleeper(broker, name) for name in ("u", "v", "w")]
         if not straight:
@@ -272,7 +271,6 @@ def test_a_plain_put_goes_straight(
     assert [put.id for put in broker.put([plain])] == [plain.id]
     # then it stored the job all the same
     record = broker.get(plain.id)
-    assert record is not None
     assert record.state is expected
     hints = {State.RUNNING: LEASED + COMMITTED, State.READY: LOOK}[expected]
     is_hinted = sleeps is not None and sleeps != {"queues": ["other"]}
@@ -312,7 +310,6 @@ def put_to(worker: Sleeper) -> str:
     worker.hinted()
     worker.broker.put([plain := job()])
     record = worker.broker.get(plain.id)
-    assert record is not None
     assert record.state is State.RUNNING
     return plain.id
 
@@ -348,7 +345,6 @@ def test_a_lease_whose_hints_come_late_is_taken_once(broker: LmdbBroker) -> None
     assert worker.hinted()
     assert worker.take() == []
     record = broker.get(job_id)
-    assert record is not None
     assert record.state is State.RUNNING
 
 
@@ -377,7 +373,6 @@ def test_a_sleeper_that_wants_other_jobs_gives_the_lease_back(
     assert worker.hinted()
     assert worker.exchange(want=want) == []
     record = broker.get(job_id)
-    assert record is not None
     assert (record.state, record.attempt) == (State.READY, 0)
 
 

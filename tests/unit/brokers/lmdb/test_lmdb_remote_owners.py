@@ -44,7 +44,6 @@ def test_killed_between_commit_and_reply(url: str, broker: LmdbBroker) -> None:
     """
     )
     with Process(url, code) as server:
-        assert server.popen.stdout is not None
         token = int(server.popen.stdout.readline())
         assert server.popen.wait(60) == -9
     broker.tick()  # others look after the dead

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from lmdb_desk import Process
 
-from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Owner
 from tidemill.errors import StoreGone
@@ -46,7 +45,6 @@ def test_a_forgotten_owner_touches_nothing_of_the_new_store(tmp_path: Path, how:
     # given an owner whose store was taken away, and a new store with three owners in its place
     folder = tmp_path / "store"
     broker = open_broker(f"lmdb://{folder}")
-    assert isinstance(broker, LmdbBroker)
     broker.attach(Owner(id="forgotten", name="f"))
     forget(folder, how)
     with Process(f"lmdb://{folder}", NEW_STORE) as new:
@@ -74,7 +72,6 @@ def test_an_owner_hears_before_it_sleeps_that_its_store_is_gone(tmp_path: Path, 
     # given an owner whose store is taken away
     folder = tmp_path / "deep" / "store"
     broker = open_broker(f"lmdb://{folder}")
-    assert isinstance(broker, LmdbBroker)
     broker.attach(Owner(id="o", name="w"))
     broker.wait("o", 0)
     forget(folder, how)

@@ -82,7 +82,6 @@ def test_the_tick_forgets_keys_whose_time_is_over(
 ) -> None:
     monkeypatch.setattr("tidemill.brokers.lmdb.broker._PRUNE_MOST", 2)
     broker = open_broker(url)
-    assert isinstance(broker, LmdbBroker)
     broker.attach(Owner(id="o", name="w"))
     broker.put([job(key=name, unique=Unique(period=5)) for name in "abc"])
     leases = broker.exchange(Step("o", want=Want(3))).leases

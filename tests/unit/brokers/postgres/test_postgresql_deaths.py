@@ -56,11 +56,9 @@ class Mortal:
         self.tokens = [int(word) for word in self.hear().split()]
 
     def hear(self) -> str:
-        assert self.process.stdout
         return self.process.stdout.readline().strip()
 
     def say(self) -> None:
-        assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
@@ -71,8 +69,6 @@ class Mortal:
     def close(self) -> None:
         if self.process.poll() is None:
             self.kill()
-        assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
 
@@ -230,7 +226,6 @@ def test_a_forked_child_keeps_nobody_alive(broker: Broker, url: str) -> None:
     )
     broker.put([job(id="one", task="")])
     try:
-        assert process.stdout
         child = int(process.stdout.readline())
         broker.attach(Owner(id="me", name="me", host="here"))
         os.kill(process.pid, signal.SIGKILL)

@@ -34,7 +34,6 @@ def count(schema: str) -> Iterator[Callable[[], int]]:
 
         def turns() -> int:
             row = conn.execute(text, ["w"]).fetchone()
-            assert row is not None
             return int(row[0])
 
         yield turns
@@ -90,7 +89,6 @@ def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_comes_with_the_hint(
     worker.sleep()
     broker.put([named("one", timeout=7.0, priority=3)])
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.worker) == (RUNNING, "w")
     worker.hear()
     before = count()
@@ -237,7 +235,6 @@ def test_a_worker_that_no_longer_wants_it_gives_it_back(broker: PostgresBroker) 
     worker.hear()
     assert worker.take(0) == []
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.attempt) == (READY, 0)
     assert worker.take(1) == ["one"]
 
@@ -250,7 +247,6 @@ def test_cancelled_before_the_worker_heard(broker: PostgresBroker) -> None:
     assert broker.cancel(["one"]) == [True]
     assert worker.take() == []
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "cancelled before it started")
 
 
@@ -261,7 +257,6 @@ def test_a_worker_that_dies_before_it_looked_used_no_attempt(broker: PostgresBro
     broker.put([named("one")])
     assert broker.release("w", {}) == 1
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.attempt, record.losses) == (READY, 0, 0)
 
 
@@ -302,7 +297,6 @@ class Shop:
         self.server = server
         self.schema = f"t{new_id()}"
         broker = open_broker(f"{server.url()}?schema={self.schema}&migrate=1&patience=20")
-        assert isinstance(broker, PostgresBroker)
         self.broker = broker
         self.worker = Sleeper(broker)
         text = server.run(f"SELECT prosrc FROM pg_proc WHERE oid = '{self.schema}.flush'::regproc")
@@ -331,7 +325,6 @@ class Shop:
 
     def crash(self) -> None:
         wake_ups = self.broker._session.wake_ups
-        assert wake_ups is not None
         before = wake_ups.since
         self.server.kill()
         self.server.start()

@@ -43,7 +43,6 @@ def url(server: Postgres, schema: str) -> str:
 @pytest.fixture
 def broker(url: str) -> Iterator[PostgresBroker]:
     broker = open_broker(url)
-    assert isinstance(broker, PostgresBroker)
     for owner in ("one", "two", "idle"):
         broker.attach(Owner(id=owner, name=owner))
     yield broker

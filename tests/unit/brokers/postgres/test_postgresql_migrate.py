@@ -138,7 +138,6 @@ def test_a_worker_that_the_store_has_outgrown_leaves(name: str, url: str, old: B
         assert re.match("outgrown the store at .* does not fit this version", outgrown.verb)
     old.detach("old")
     record = old.get("a")
-    assert record is not None
     assert (record.state, record.losses, record.attempt) == (State.READY, 0, 0)
     old.attach(Owner(id="c", kind="consumer"))
     with pytest.raises(BrokerUnavailable, match="another build of version"):

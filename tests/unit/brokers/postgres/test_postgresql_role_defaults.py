@@ -50,7 +50,6 @@ def test_each_session_has_the_settings_that_it_needs(broker: PostgresBroker) -> 
     # when both sessions tell their settings: that of calls, and that of notifications
     broker._session.connections.run(lambda _, conn: look(conn))
     wake_ups = broker._session.wake_ups
-    assert wake_ups is not None
     with wake_ups._lock:
         assert wake_ups._conn is not None
         look(wake_ups._conn)
@@ -73,10 +72,8 @@ def test_times_and_names_come_back_as_they_were_given(broker: PostgresBroker) ->
     broker.put([one])
     broker.change_schedules([Change("täglich", 0, DUE, b"rule")])
     record = broker.get(one.id)
-    assert record is not None
     assert (record.due, record.envelope.queue) == (DUE, "grün")
     (schedule,) = broker.schedules(["täglich"])
-    assert schedule is not None
     assert schedule.due == DUE
     assert {stats.name for stats in broker.stats()} == {"grün"}
 

@@ -140,16 +140,13 @@ def test_an_open_acknowledgement_keeps_nobody_from_the_queue(
         queue = mill.queue("q")
         queue.put_many(["mine", "other"], ttr=60)
         mine = queue.get(30)
-        assert mine is not None
         assert mine.ack(txn=conn)
         moved_clock.advance(61)
         other = queue.get(30)
-        assert other is not None
         assert (other.body, other.ack()) == ("other", True)
         assert queue.get(0) is None
         conn.rollback()
         again = queue.get(30)
-        assert again is not None
         assert (again.body, again.attempt) == ("mine", 2)
 
 

@@ -271,7 +271,6 @@ def test_an_awaited_put_belongs_to_the_transaction(mill: Tidemill, library: str)
             assert {row.name: row.size for row in mill.queues()} == {"full": 0, "q": 2}
             # when a message is acknowledged
             message = await queue.aget(30)
-            assert message is not None
             assert await message.aack(txn=txn)
             assert mill.queues()[-1].size == 2
             await open_one.commit()

@@ -29,7 +29,6 @@ def open_one(url: str) -> Iterator[Callable[..., RedisBroker]]:
 
     def open_one(other: str = "") -> RedisBroker:
         broker = open_broker(other or url)
-        assert isinstance(broker, RedisBroker)
         opened.append(broker)
         return broker
 

@@ -20,7 +20,6 @@ from tidemill.core.config import parse_url
 def test_tls_checks_certificate_and_host_name(url: str, ca: str | None) -> None:
     # said aloud: before version 6 redis-py did not check host names unless asked to
     tls = parse_address(parse_url(url)).tls
-    assert tls is not None
     assert (tls["ssl_cert_reqs"], tls["ssl_check_hostname"]) == ("required", True)
     assert tls.get("ssl_ca_certs") == ca
 

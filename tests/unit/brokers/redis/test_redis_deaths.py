@@ -70,7 +70,6 @@ class Mortal:
         )
 
     def hear(self) -> list[int]:
-        assert self.process.stdout
         return [int(word) for word in self.process.stdout.readline().split()]
 
     def kill(self) -> None:
@@ -79,8 +78,6 @@ class Mortal:
 
     def close(self) -> None:
         self.kill()
-        assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
 

@@ -96,7 +96,6 @@ def test_a_put_leases_to_a_sleeping_worker_and_the_hint_brings_the_lease(
     worker.sleep()
     broker.put([named("one", timeout=7.0, priority=3)])
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.worker) == (RUNNING, "w")
     worker.hear()
     steps.clear()
@@ -320,7 +319,6 @@ def test_a_task_that_the_worker_no_longer_wants_goes_back(broker: RedisBroker) -
     worker.hear()
     assert worker.take(0) == []
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.attempt) == (READY, 0)
     assert worker.take(1) == ["one"]
 
@@ -343,7 +341,6 @@ def test_a_task_cancelled_before_the_worker_heard_never_starts(broker: RedisBrok
     assert broker.cancel(["one"]) == [True]
     assert worker.take() == []
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.error) == (State.CANCELLED, "cancelled before it started")
 
 
@@ -354,7 +351,6 @@ def test_a_worker_that_dies_before_it_heard_has_used_no_attempt(broker: RedisBro
     broker.put([named("one")])
     assert broker.release("w", {}) == 1
     record = broker.get("one")
-    assert record is not None
     assert (record.state, record.attempt, record.losses) == (READY, 0, 0)
 
 
@@ -390,7 +386,6 @@ def test_a_late_verdict_settles_no_task_that_drew_its_token_again(broker: RedisB
     worker.sleep()
     broker.put([named("one")])
     (record,) = broker.get_many(["one"])
-    assert record is not None
     worker.attached.told = record.token + 100
     reply = broker.exchange(Step("w", [Verdict(record.token, Outcome.SUCCESS)], Want(4)))
     assert (reply.settled, reply.leases) == ([False], [])

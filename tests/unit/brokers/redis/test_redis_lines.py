@@ -121,7 +121,6 @@ def test_a_step_whose_reply_was_lost_is_done_once(
     assert reply.settled == [True]
     assert [lease.open().id for lease in reply.leases] == ["j1", "j2"]
     record = broker.get("j0")
-    assert record is not None
     assert (record.state, len(record.attempts), len(record.log)) == (State.SUCCEEDED, 1, 1)
     assert broker.stats()[0].running == 2
 

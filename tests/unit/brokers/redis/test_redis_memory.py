@@ -94,7 +94,6 @@ def test_draining_a_full_server_stays_near_its_limit(
     # and every outcome is kept; results are, or it is said that they are not
     assert sum(row.succeeded for row in broker.stats()) == jobs
     last = broker.get(f"j{jobs - 1}")
-    assert last is not None
     assert last.state is State.SUCCEEDED
     assert last.raw_result == RESULT_NOT_KEPT
     assert len([r for r in caplog.records if "results are not kept" in r.message]) == 1
@@ -111,7 +110,6 @@ def test_a_full_server_keeps_neither_tracebacks_nor_lines_of_logs(broker: RedisB
     broker.exchange(Step("w", [verdict], notes=[Note(second, 1, 2, "l" * 60_000, 1.0)]))
     # then the beginning of the reason is kept, and the progress of the other
     a, b = broker.get_many(["a", "b"])
-    assert a is not None
     assert b is not None
     assert (a.state, a.attempts[0].traceback) == (State.FAILED, "")
     assert a.error == a.attempts[0].error == "w" + "é" * 249
