@@ -59,7 +59,18 @@ def test_arguments_are_json_where_they_parse(desk: Desk) -> None:
 
 
 def test_options_reach_the_job(desk: Desk) -> None:
-    options = ["--delay", "60", "--priority", "7", "--queue", "q2", "--key", "k", "--id", "mine"]
+    options = [
+        "--delay",
+        "5 minutes",
+        "--priority",
+        "7",
+        "--queue",
+        "q2",
+        "--key",
+        "k",
+        "--id",
+        "mine",
+    ]
     words = ["enqueue", "add", "1", *options, "--app", desk.write_app(), "--json"]
     document = json.loads(desk.run(*words, url=False).stdout)
     assert document == {"id": "mine", "placed": "created", "state": None, "result": None}
@@ -86,6 +97,7 @@ def test_a_dotted_path_is_enqueued_when_the_app_allows_it(desk: Desk) -> None:
         (["add", "1", "--kw", "b"], "is not name=value"),
         (["add", "1", "--priority", "1000"], "priority must be"),
         (["add", "1", "--delay", "-1"], "delay must be"),
+        (["add", "1", "--delay", "soon"], "delay 'soon' is no duration"),
     ],
 )
 def test_a_wrong_call_is_refused_at_once(desk: Desk, words: list[str], said: str) -> None:

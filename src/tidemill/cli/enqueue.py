@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -14,6 +15,12 @@ from tidemill.cli.connect import json_option, open_mill
 from tidemill.client.job_handle import Job
 from tidemill.core.job import State
 from tidemill.errors import InvalidOption, JobFailed, JobUnsuccessful, ResultTimeout
+
+
+def _delay(text: str) -> float | str:
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
 
 
 @click.command()
@@ -30,9 +37,9 @@ from tidemill.errors import InvalidOption, JobFailed, JobUnsuccessful, ResultTim
 @click.option("--kw", "pairs", multiple=True, metavar="NAME=VALUE", help="A keyword argument.")
 @click.option(
     "--delay",
-    type=float,
-    metavar="SECONDS",
-    help="Start no earlier than this many seconds from now.",
+    type=_delay,
+    metavar="TIME",
+    help="Start no earlier than this time from now: seconds, or a text such as '5 minutes'.",
 )
 @click.option("--priority", type=float, help="From -100 to 100; higher starts first.")
 @click.option("--queue", help="The queue, if not the task's own.")
