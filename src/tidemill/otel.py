@@ -37,9 +37,8 @@ from opentelemetry.trace import (
 from tidemill import Tidemill, __version__
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.registry import instrument_calls
-from tidemill.client.context import JobContext
+from tidemill.client.context import JobContext, trace_ids_from
 from tidemill.client.events import NewJob
-from tidemill.client.log_attributes import trace_ids_from
 from tidemill.core.job import Lease, Outcome
 from tidemill.core.locks import Lock
 from tidemill.core.retry import Retry, Skip, Snooze, WorkerStopping

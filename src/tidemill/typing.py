@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tidemill.brokers.contract.inspection import Page, QueueStats
-from tidemill.client.as_completed import Completed
 from tidemill.client.events import NewJob
+from tidemill.client.job_handle import Completed
 from tidemill.client.options import CallOptions, PublishOptions, PutOptions, TaskOptions
 from tidemill.client.search import Found
 from tidemill.client.task import AsyncTask, PartialCall

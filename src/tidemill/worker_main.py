@@ -10,7 +10,7 @@ import socket
 import sys
 
 from tidemill.app_loader import load_app
-from tidemill.client.log_attributes import mark_records
+from tidemill.client.context import mark_records
 from tidemill.core.log_output import LogSettings, log_output
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.runtime import Runtime

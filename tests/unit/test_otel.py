@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tidemill import InvalidOption, Retries, Tidemill
 from tidemill.brokers import registry
-from tidemill.client import log_attributes
+from tidemill.client import context as log_attributes
 from tidemill.core.log_output import JsonFormatter
 from tidemill.core.retry import Snooze
 from tidemill.otel import _WRAPPED, instrument

@@ -14,10 +14,9 @@ from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
 from tidemill.client.compositions import size_of
+from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
 from tidemill.client.explain import explain as explain_record
-from tidemill.client.explain import explain_in, serving
 from tidemill.client.queues import no_such_queue
-from tidemill.client.trail import Event, attempt_text, trail_of
 from tidemill.core.clock import short_id
 from tidemill.core.envelope import Planned, priority_of
 from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State

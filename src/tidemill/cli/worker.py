@@ -136,7 +136,7 @@ def worker(
             "name the app, as in tidemill worker shop:mill; or set $TIDEMILL_APP"
         )
 
-    from tidemill.client.log_attributes import mark_records
+    from tidemill.client.context import mark_records
     from tidemill.worker.settings import Settings
     from tidemill.worker.supervisor import Start, Supervisor, install
 

@@ -16,9 +16,8 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.inspection import Filter, QueueStats
 from tidemill.client.arguments import pack_checked_call, summary
 from tidemill.client.compositions import jobs_before, size_of
-from tidemill.client.explain import explain_in, why_ready
+from tidemill.client.explain import explain_in, why_ready, with_interrupted_runs
 from tidemill.client.puts import seal
-from tidemill.client.trail import with_interrupted_runs
 from tidemill.core.clock import clock
 from tidemill.core.codec import pack_plain_call, unpack
 from tidemill.core.config import check_name

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tidemill.client.trail import attempt_text, is_stuck, with_interrupted_runs
+from tidemill.client.explain import attempt_text, is_stuck, with_interrupted_runs
 from tidemill.core.job import CANCEL_ASKED, GROUP, Attempt, Outcome, Record, State, was_held
 
 LEAST = 0.001

@@ -29,8 +29,8 @@ from tidemill.brokers.generic.purges import WHY_LEFT, list_purges
 from tidemill.brokers.generic.purges import purge as purge_jobs
 from tidemill.brokers.generic.purges import restore as restore_jobs
 from tidemill.client.compositions import cancel_jobs, delete_jobs, retry_jobs
+from tidemill.client.explain import trail_of
 from tidemill.client.search import states_of, users_queues
-from tidemill.client.trail import trail_of
 from tidemill.core.job import Record, State
 from tidemill.core.words import counted
 from tidemill.django.framework import mills

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidemill.client.context import JobContext, running_job
-from tidemill.client.log_attributes import logged_as
+from tidemill.client.context import JobContext, logged_as, running_job
 from tidemill.client.middleware import Layer, compose
 from tidemill.core.clock import clock
 from tidemill.core.codec import unpack, unpack_pickle

@@ -12,8 +12,7 @@ import math
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tidemill.client.context import JobContext
-from tidemill.client.log_attributes import job_name, logged_as
+from tidemill.client.context import JobContext, job_name, logged_as
 from tidemill.core.clock import clock
 from tidemill.core.job import NOT_STARTED, Command, Lease, Note, Outcome, Verdict
 from tidemill.core.scoreboard import Running, Scoreboard

@@ -10,8 +10,7 @@ import logging
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
-from tidemill.client.context import JobContext
-from tidemill.client.log_attributes import job_name, logged_as
+from tidemill.client.context import JobContext, job_name, logged_as
 from tidemill.core import retry
 from tidemill.core.clock import clock
 from tidemill.core.codec import NOT_ENCODED, pack_result
@@ -288,7 +287,7 @@ def _wait_of(run: Run) -> float:
 
 
 def interrupted_run(token: int, started: float, why: str) -> Note:
-    """The note of a run that ends now and counts no attempt; :mod:`tidemill.client.trail` reads it.
+    """The note of a run that ends now and counts no attempt; ``client.explain`` reads it.
 
     ``started`` is wall time.
     """

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from tidemill.client.as_completed import Completed, Waited
 from tidemill.client.compositions import (
     alter_all,
     cancel_group,
@@ -22,7 +21,7 @@ from tidemill.client.compositions import (
 )
 from tidemill.client.display import LINES_MOST, Bar, html_table, open_bar
 from tidemill.client.explain import no_worker
-from tidemill.client.job_handle import FOREVER, Job
+from tidemill.client.job_handle import FOREVER, Completed, Job, Waited
 from tidemill.client.threads import in_thread
 from tidemill.core.config import Seconds, check_alter, check_seconds
 from tidemill.core.job import GROUP, Record, State

@@ -15,7 +15,7 @@ from harness import eventually
 from servers import postgres_store, redis_url
 
 from tidemill.brokers.registry import open_broker
-from tidemill.client.log_attributes import mark_records
+from tidemill.client.context import mark_records
 from tidemill.core.clock import new_id
 from tidemill.core.job import State
 

@@ -28,7 +28,7 @@ from tidemill import (
     group,
     map_many,
 )
-from tidemill.client import as_completed as completed_module
+from tidemill.client import job_handle as completed_module
 from tidemill.errors import JobPruned
 from tidemill.testing import run_all, worker
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.client.trail import trail_of
+from tidemill.client.explain import trail_of
 from tidemill.core.envelope import Envelope, JobLimit, Links
 from tidemill.core.job import CANCEL_ASKED, Attempt, Outcome, Record, RunOn, State
 from tidemill.dashboard.waterfall import WIDTH, Cause, Known, bars_of, spans_of

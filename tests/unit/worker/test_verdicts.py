@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from moved_clock import MovedClock
 
-from tidemill.client.context import JobContext, running_job
-from tidemill.client.log_attributes import mark_records
+from tidemill.client.context import JobContext, mark_records, running_job
 from tidemill.client.options import Options
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Lease, Outcome, Verdict

@@ -16,11 +16,16 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client import compositions
-from tidemill.client.explain import explain_in, why_not_altered, why_not_run
+from tidemill.client.explain import (
+    explain_in,
+    trail_of,
+    why_not_altered,
+    why_not_run,
+    with_interrupted_runs,
+)
 from tidemill.client.job_handle import Job
 from tidemill.client.options import Key
 from tidemill.client.search import find_shown
-from tidemill.client.trail import trail_of, with_interrupted_runs
 from tidemill.core.config import check_alter, check_name
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import HIDDEN, Put, Record, State

@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.brokers.contract.features import Feature
-from tidemill.client.log_attributes import job_name
+from tidemill.client.context import job_name
 from tidemill.core.config import check_name
 from tidemill.core.envelope import Envelope, priority_of
 from tidemill.core.job import Outcome, Verdict
