@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-_MOST_PATTERNS = 3
-"""The most patterns of a queue that a table names. If there are more, the table counts them."""
+_MOST_PATTERNS = 3  # the most patterns of a queue that a table names; it counts the others
 
 
 def public(mill: Tidemill, rows: list[QueueStats]) -> list[dict[str, Any]]:

@@ -16,9 +16,7 @@ import threading
 import time
 from collections.abc import Sized
 
-EACH_THREAD, EACH_CLIENT = 40e-6, 1e-3
-"""Seconds that a thread, or a client of a server, has for its next request."""
-
+EACH_THREAD, EACH_CLIENT = 40e-6, 1e-3  # seconds that each has for its next request
 _MANY = 25  # the wait grows with the callers up to this number
 _LONGEST = 5e-3  # seconds
 _SKIPPED = 15  # after waits in vain in a row, the leader skips 1, 3, 7, then 15 waits

@@ -19,9 +19,7 @@ from tidemill.core.retry import Retries, RetryPolicy
 from tidemill.core.suggest import did_you_mean, hint, our_option
 from tidemill.errors import InvalidOption
 
-MAX_NAME = 200
-"""The most bytes of an id, queue, key or task name (an LMDB key has at most 511 bytes)."""
-
+MAX_NAME = 200  # the most bytes of an id, queue, key or task (an LMDB key has at most 511 bytes)
 MAX_SECONDS = 100 * 365 * 86400.0  # a hundred years: a longer duration is a mistake of units
 LATEST = 2.0**37  # epoch seconds, in the year 6325: a later time is a mistake of units
 

@@ -186,9 +186,7 @@ class _Unread(Envelope, array_like=True, gc=False, kw_only=True):
     body: msgspec.Raw = msgspec.Raw()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-_SMALL = 4096
-"""The bytes of an envelope below which a copy of its body costs less than leaving the body out."""
-
+_SMALL = 4096  # bytes of an envelope below which it is faster to copy the body than to leave it out
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 _UNREAD = msgspec.msgpack.Decoder(_Unread)

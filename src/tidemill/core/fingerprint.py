@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-OTHER = "other"
-"""The fingerprint of all further failures when there are too many different failures."""
-
+OTHER = "other"  # the fingerprint of further failures, when there are too many different ones
 _FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line \d+, in ([^\n]+)$', re.MULTILINE)
 _GROUP = re.compile(r"^[ |]*\+-[+-]*- 1 -+$", re.MULTILINE)
 """The line of a traceback after which the exceptions of a group follow."""

@@ -60,8 +60,7 @@ WAITING_STATES = frozenset({State.WAITING, State.SCHEDULED, State.READY})
 """The states of a job that has not started, or waits for its next attempt."""
 
 
-DEFAULT_TTR = 60.0
-"""The seconds in which a consumer must acknowledge a message that was put without ``ttr``."""
+DEFAULT_TTR = 60.0  # seconds to acknowledge a message that was put without ``ttr``
 
 
 HIDDEN = "hidden"  # the text in the place of a value that a person or program may not see

@@ -17,17 +17,13 @@ from tidemill.core.job import WHILE_RUNNING, Outcome, Record, State, Verdict
 
 TOO_LATE = "not started before it expired"
 
-COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE}
-"""The outcomes that count an attempt."""
-
+COUNTED = frozenset(Outcome) - {Outcome.RELEASE, Outcome.SNOOZE}  # these count an attempt
 MAY_NOT_HAVE_RUN = frozenset({Outcome.RELEASE, Outcome.SNOOZE})
 """The outcomes that refund the tokens of limits, if the job has not run under its lease."""
 
 _UNKNOWN = "no worker knows task "
 _LEAST, _MOST = 1.0, 30.0  # seconds until the next try of a job of an unknown task
-_SPREAD = 0.6
-"""The smallest part of a delay that is used. Whole batches would otherwise be due at one time."""
-
+_SPREAD = 0.6  # the smallest part of a delay in use: a whole batch must not be due at one time
 _ENDS = {
     Outcome.SUCCESS: State.SUCCEEDED,
     Outcome.FAIL: State.FAILED,

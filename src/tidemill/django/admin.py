@@ -47,9 +47,7 @@ from tidemill.schedules.declare import Schedule as Declared
 from tidemill.schedules.parse import When
 
 PAGE = 100
-ASKED = ("delete", "purge", "remove")
-"""The actions that the admin carries out only after a second page has asked."""
-
+ASKED = ("delete", "purge", "remove")  # actions that a second page asks about first
 FILTERS = ("state", "queue", "task", "key", "tag", "text", "id")
 
 Action = Callable[[DjangoMill, list[str], Any], tuple[str, list[str]]]

@@ -22,8 +22,7 @@ from django.db import connections, reset_queries
 from tidemill.client.context import JobContext
 from tidemill.client.threads import is_in_event_loop
 
-EVERY = 1.0
-"""A connection is checked before its next query if its last check is older than this (seconds)."""
+EVERY = 1.0  # seconds after which a connection is checked again before its next query
 
 shared_connections: dict[str, Any] = {}
 """The connections of a test, by alias. While this dict is not empty, all jobs use them."""

@@ -43,8 +43,7 @@ reads end-of-file when the command dies, even by ``kill -9``. The guard then kil
 reloader of ``runserver``, the server, and itself.
 """
 
-_WORKER_PATIENCE, _SITE_PATIENCE = 30.0, 5.0
-"""Seconds that the worker has to finish its jobs, and the site to end."""
+_WORKER_PATIENCE, _SITE_PATIENCE = 30.0, 5.0  # seconds that each has to end
 
 
 def develop(site: Sequence[str], worker: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -11,8 +11,7 @@ from tidemill.core.converters import converter_of, register_converter
 from tidemill.errors import CodecError, InvalidOption
 
 M = TypeVar("M", bound=type[models.Model])
-MODEL = "django model"
-"""The entry that names the model, in the key of an instance without an annotated parameter."""
+MODEL = "django model"  # names the model in a key, for a parameter without an annotation
 
 
 def pass_by_key(model: M) -> M:

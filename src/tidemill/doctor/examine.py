@@ -24,8 +24,7 @@ _ON_STORE: tuple[_Check, ...] = (
     *(granted, writable, here, durable, cleaning, space, clocks, alive, same_versions),
     *(backlog, closed_limits, leases, unknown_tasks, schedules),
 )
-_ON_REQUEST = {writable, policies}
-"""Checks that commit or ask another server: only the doctor runs them."""
+_ON_REQUEST = {writable, policies}  # commit or ask another server: only the doctor runs them
 _OF_OPEN_STORE = {alive, backlog, closed_limits, unknown_tasks, schedules}
 """Checks whose remedies need workers: a store that moves to another store accepts no worker."""
 

@@ -17,8 +17,7 @@ from tidemill.schedules import record as kept
 from tidemill.schedules.declare import Schedule
 
 _SINCE = 86_400.0  # a schedule is looked at when its task had a failure within these seconds
-_TASKS_MOST, _LOOK = 10, 2000
-"""The most tasks whose latest jobs are read, and the jobs among which these are sought."""
+_TASKS_MOST, _LOOK = 10, 2000  # tasks whose latest jobs are read, and the jobs looked at
 
 
 def schedules(seen: Seen) -> Iterator[Finding]:

@@ -16,13 +16,9 @@ from tidemill.doctor.findings import Finding, Seen
 from tidemill.doctor.words import running_in_words
 
 LATE = 60.0  # a running job counts as late when its timeout passed this many seconds ago
-STRAY = 30.0
-"""A worker with free slots has a scoreboard row for each lease older than this many seconds."""
-
+STRAY = 30.0  # a worker with free slots has a row for each lease older than this many seconds
 SKEW = 1.0  # seconds by which the clock of a server may differ from the clock of this machine
-WRONG = 5.0
-"""Seconds by which the clock of a worker or a producer may differ from the store's clock."""
-
+WRONG = 5.0  # seconds by which the clock of a worker or producer may differ from the store's
 _SAMPLE = 50
 
 

@@ -19,9 +19,7 @@ import msgspec
 
 from tidemill.core.envelope import LimitSettings
 
-NEVER = 2**63 - 1
-"""Stands for no known time: the limit opens when a job ends or the limit's settings change."""
-
+NEVER = 2**63 - 1  # no known time: the limit opens when a job ends or its settings change
 _MICRO = 1_000_000
 _SLOTS = 64
 _SLACK = 1.0  # microseconds of error in sums of fractions

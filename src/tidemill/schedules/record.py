@@ -34,15 +34,12 @@ from tidemill.errors import CodecError
 from tidemill.schedules.rules import Rule, next_time, times
 
 AT_ONCE = 100  # one step puts jobs for at most this many missed times
-MOST_MISSED = 10_000
-"""With ``catch_up``, at most about this many missed times get a job: the latest."""
-
+MOST_MISSED = 10_000  # with ``catch_up``, about this many missed times get a job: the latest
 DAY = 86_400.0
 
 FORGET = 30 * 86_400.0  # seconds after which a schedule without a living declarer is removed
 SKEW = 60.0  # seconds by which the clocks of machines that share a store may differ
-ABOUT = 10.0
-"""Seconds by which a time relative to ``datetime.now()`` may differ from the expected time."""
+ABOUT = 10.0  # seconds by which a time relative to ``datetime.now()`` may be off
 
 
 class Lives(Protocol):

@@ -32,8 +32,7 @@ from tidemill.errors import BrokerUnavailable
 
 PAGE = 500  # the most rows that one step adds
 _NOTE = "move"
-_WINDOWS = {MINUTE: HOUR, HOUR: 24 * HOUR}
-"""Seconds of history that one read covers, by the span of the rows."""
+_WINDOWS = {MINUTE: HOUR, HOUR: 24 * HOUR}  # seconds that one read covers, by span
 
 _Place = tuple[str, int, int, str]  # the last row that was copied: its kind, span, time and name
 

@@ -50,9 +50,7 @@ _PLACES = {
     int(Outcome.FAIL): FAILED,
     int(Outcome.CANCELLED): CANCELLED,
 }
-_LONGEST = 1 << (BUCKETS - 1)
-"""Milliseconds: times of at least this length belong to the last bucket."""
-
+_LONGEST = 1 << (BUCKETS - 1)  # milliseconds: times of at least this length are in the last bucket
 _FIRST_WAIT, _FIRST_RUN = WAITS.start, RUNS.start
 
 

@@ -26,8 +26,7 @@ from tidemill.worker.counting import Concluded, Counting
 from tidemill.worker.parts import Part
 
 TICK = 1.0  # seconds that numbers wait at most for a step with verdicts
-FAILURES_MOST = 200
-"""At most this many different failures count in an hour; all others count as ``OTHER``."""
+FAILURES_MOST = 200  # different failures that count in an hour; all others count as ``OTHER``
 
 
 class WorkerHistory(Part):

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill.worker")
 
-RELEASES_KEPT = 90 * 86_400.0
-"""Seconds for which the note of a release is kept, as rows of history by the hour."""
-
+RELEASES_KEPT = 90 * 86_400.0  # seconds for which the note of a release is kept, as hourly history
 ON_ITS_WAY, ON_ITS_WAY_MOST = 0.1, 1.0
 """Seconds between two checks for jobs on their way to the worker: at first, and at most."""
 
@@ -47,11 +45,8 @@ REPORT_KEPT = 600  # seconds after which a report that nobody has fetched is del
 PRINTED = "printed"
 """The id of a question of the worker itself: the answers are printed on stderr, not stored."""
 
-_LOOK, _NAMED = 500, 5
-"""The most scheduled jobs that the end of a burst looks at, and the most names in its line."""
-
-_PATIENCE = {"dump": 1.0, "profile": 3.0}
-"""Seconds that a process has to answer, on top of the length of a profile."""
+_LOOK, _NAMED = 500, 5  # at the end of a burst: the most jobs to look at, and the most names to log
+_PATIENCE = {"dump": 1.0, "profile": 3.0}  # seconds to answer, on top of the length of a profile
 
 
 class Part:

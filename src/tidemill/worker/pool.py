@@ -29,17 +29,13 @@ from tidemill.worker.verdicts import stuck as stuck_verdict
 
 log = logging.getLogger("tidemill.worker")
 
-_SNOOZE = int(Outcome.SNOOZE)
-"""A plain int: every verdict is compared with this value, and an int is faster than an enum."""
-
+_SNOOZE = int(Outcome.SNOOZE)  # compared with every verdict, and an int is faster than an enum
 UNKNOWN_MOST = 1000  # the most unknown tasks that a worker logs
 STUCK_MOST = 3
 """The largest number of stuck processes that may run on for their other jobs, for each process of
 the worker."""
 
-ENDING_MOST = 8
-"""The most processes that may take their time to end, for each process of the worker."""
-
+ENDING_MOST = 8  # the most processes that may take time to end, for each process of the worker
 SAY_AGAIN = 60.0  # seconds between two lines about a process that does not die of SIGKILL
 CRASH_BACKOFF_MOST = 30.0
 CRASH_AGE = 2.0

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from tidemill.runtime import Runtime
     from tidemill.worker.execute import WaitingJob
 
-TICK = 0.05
-"""Seconds from one tick of a busy process to the next. Prefetched jobs are work for one tick."""
-
+TICK = 0.05  # seconds between two ticks of a busy process; prefetched jobs are work for one tick
 MOST = 4000  # leases that a process holds in advance at most
 
 

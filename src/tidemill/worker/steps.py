@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidemill.worker")
 
 LAST_STEP = 10.0  # seconds for which the worker repeats its last step if the store is away or full
-SHORT_FOR = 60.0
-"""Seconds in which a worker leases no job in advance, after a full store has refused a step."""
+SHORT_FOR = 60.0  # seconds without jobs leased in advance, after a full store has refused a step
 
 
 class WorkerLoop(OwnerLoop):

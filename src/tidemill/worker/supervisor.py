@@ -74,14 +74,11 @@ STALLED = LAST_STEP + 2.0
 """Seconds from the shutdown timeout to the end of a worker whose call of the store does not return.
 The scoreboard stays for the next worker, which counts an attempt for each job on it."""
 
-FIRST_STARTS = 3
-"""The most processes that a worker starts for its first one, if each is killed at its start."""
-
+FIRST_STARTS = 3  # the most processes started for the first one, if each is killed at its start
 FIRST_PAUSE = 0.25  # seconds between two looks whether the next first process may start
 LONGEST_SLEEP = 3600.0  # seconds that the main thread sleeps at most
 TASKS_MOST = 30  # tasks that the banner names
-PATIENCE = 30.0
-"""Seconds that running jobs have to finish at the end of a worker in the caller's process."""
+PATIENCE = 30.0  # seconds for running jobs at the end of a worker in the caller's process
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -39,12 +39,8 @@ from tidemill.core.signals import aim_at, end_aim, handle_again
 if TYPE_CHECKING:
     from tidemill.worker.execute import Interrupt, Run
 
-CANCEL_AGAIN = 0.15
-"""Seconds between two cancellations of an async job, whose clean-up may await something, too."""
-
-ALARM_AGAIN = 0.05
-"""Seconds between two alarms: an alarm may arrive just before a system call that blocks."""
-
+CANCEL_AGAIN = 0.15  # seconds between two cancellations of an async job, whose clean-up may await
+ALARM_AGAIN = 0.05  # seconds between two alarms: one may come just before a system call that blocks
 _HERE = os.path.dirname(__file__)
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc

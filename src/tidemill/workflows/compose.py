@@ -22,11 +22,8 @@ from tidemill.workflows.handles import JobGroup
 H = TypeVar("H")
 R = TypeVar("R")
 
-LOOK_AHEAD = 1000
-"""The most members that are read ahead from an iterator. A smaller group has a known size."""
-
-MOST_AFTER_PARENT = 10_000
-"""The most members of a group that follows other jobs. Each of these jobs names all members."""
+LOOK_AHEAD = 1000  # members read ahead from an iterator; a smaller group has a known size
+MOST_AFTER_PARENT = 10_000  # members of a group after other jobs, each of which names them all
 
 
 class Composition(Hooked, Generic[H]):

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
 JOBS_PER_PUT = 2000  # a plan with more jobs than this takes several puts
-MOST_SECONDS_BETWEEN_PUTS = 60.0
-"""When an iterator gives members slowly, jobs are put after this time, even if they are few."""
+MOST_SECONDS_BETWEEN_PUTS = 60.0  # after this time even a few jobs are put
 
 
 def call_or_composition(

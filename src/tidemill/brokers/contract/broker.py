@@ -41,9 +41,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner, Put
 
-KEEP_ATTEMPTS = 20
-"""The number of latest attempts in a job's history. The counter of attempts counts them all."""
-
+KEEP_ATTEMPTS = 20  # the latest attempts in a job's history; the counter of attempts has them all
 SMALL_RESULT = 512  # the size in bytes of a result that even a full store keeps
 
 

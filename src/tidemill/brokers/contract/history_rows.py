@@ -43,12 +43,8 @@ MINUTE, HOUR, ALWAYS = 60, 3600, 0
 them. These are the latest numbers of each queue, and the sums of ``task`` rows since the history
 began. These rows have ``at`` 0, and the names of the sums have no release."""
 
-KEEP = {MINUTE: 48 * 3600, HOUR: 90 * 24 * 3600}
-"""Seconds that rows of a span are kept after their period began."""
-
-ADDED = ("failure", "task")
-"""The kinds of rows that workers add to. Rows of other kinds are replaced."""
-
+KEEP = {MINUTE: 48 * 3600, HOUR: 90 * 24 * 3600}  # seconds from the beginning of a period
+ADDED = ("failure", "task")  # the kinds of rows that workers add to; others are replaced
 MAX_KIND, MAX_NAME_BYTES, MAX_SAMPLE = 40, 1000, 256 * 1024
 """The most characters of a kind, and the most bytes of a name and of a sample."""
 

@@ -73,11 +73,8 @@ class QueueStats(msgspec.Struct, kw_only=True):
         return values
 
 
-HOLDS = "tidemill.holds."
-"""The beginning of the names of the queues of holds; the id of the owner follows."""
-
-GROUPS = "tidemill.groups"
-"""The queue of the jobs that stand for groups. So no act on a user's queue reaches them."""
+HOLDS = "tidemill.holds."  # begins the queue of a hold; the id of the owner follows
+GROUPS = "tidemill.groups"  # the queue of groups, which no act on a user's queue reaches
 
 
 def is_own(queue: str) -> bool:

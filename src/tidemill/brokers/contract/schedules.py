@@ -31,12 +31,9 @@ DECLARATION = "\x01"
 Names of schedules have no control characters. So declarations are listed before all schedules.
 """
 
-BINDINGS = "\x02bindings"
-"""The name of the record of all bindings of queues to topics (:mod:`..generic.topics`)."""
-
+BINDINGS = "\x02bindings"  # the record of all bindings to topics (:mod:`..generic.topics`)
 NOTE = "\x03"  # the beginning of the name of a note (:mod:`..generic.notes`)
-LAST_OWN = "\x1f"
-"""A list that begins after this name has only schedules: no name of tidemill's own records."""
+LAST_OWN = "\x1f"  # after this name a list has only schedules, and no record of tidemill's own
 
 
 class LeftOut:

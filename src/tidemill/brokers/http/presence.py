@@ -17,9 +17,7 @@ from tidemill.brokers.shared.wake_pipe import WakePipe, readable
 from tidemill.core.locks import Lock
 from tidemill.errors import TidemillError
 
-_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
-"""Seconds until the next attempt when the server is away, at first and at most."""
-
+_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds until the next try, at first and at most
 _LATE = 2.0  # seconds that an answer may be late before its connection counts as broken
 
 

@@ -16,8 +16,7 @@ import msgspec
 
 from tidemill.brokers.contract.history_rows import HistoryRow, added
 
-FOLD_MOST = 1000
-"""Entries of the list that are summed at a time, and rows that are replaced at a time."""
+FOLD_MOST = 1000  # entries that are summed, and rows that are replaced, at a time
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(HistoryRow).decode

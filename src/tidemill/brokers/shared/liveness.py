@@ -24,8 +24,7 @@ from tidemill.core.files import Folder
 from tidemill.core.locks import Lock
 from tidemill.errors import BrokerUnavailable
 
-WATCHED, WATCHED_MOST = 8, 100
-"""The number of owners that an owner watches, and the most that a worker watches."""
+WATCHED, WATCHED_MOST = 8, 100  # owners that an owner watches, and a worker at most
 
 
 class Liveness:

@@ -47,8 +47,7 @@ from tidemill.errors import BrokerUnavailable, StoreFull, StoreGone, StoreMoved,
 
 _LOG = logging.getLogger("tidemill.owners")
 
-_PRECEDENCE = 5.0
-"""Seconds in which only owners on the dead owner's machine reap it: they read its scoreboard."""
+_PRECEDENCE = 5.0  # seconds in which only owners on its machine, with its scoreboard, reap an owner
 
 Ended = tuple[list[int], bool]
 

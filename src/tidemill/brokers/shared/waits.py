@@ -69,8 +69,7 @@ def sleep(parked: Parked) -> list[int]:
             return list(end.value)
 
 
-_PATIENCE, _AGAIN = 5.0, 0.1
-"""Seconds for all threads to leave, and seconds between wake-ups of threads that stay."""
+_PATIENCE, _AGAIN = 5.0, 0.1  # seconds for all threads to leave, and between two wake-ups
 
 
 class Asleep:

@@ -170,9 +170,7 @@ def _job(record: Record, runs: dict[int, tuple[int, float]] | None, held: Held) 
 
 
 POINTS = 20  # the number of points of a sparkline
-_WINDOW = 10.0
-"""Rates are measured over at least this many seconds, as soon as the first look is old enough."""
-
+_WINDOW = 10.0  # rates are over at least this many seconds, once the first look is old enough
 _ENDS = ("succeeded", "failed", "cancelled", "expired")
 
 

@@ -56,8 +56,7 @@ DEFAULTS = {"retries": 0, "result_ttl": 2 * 86400.0}
 """The defaults of the framework's tasks, when neither the alias nor the project sets these options.
 The framework has no retries, and its users expect a result to be kept until tomorrow."""
 
-_RULE = {"ENQUEUE_ON_COMMIT", "ROBUST"}
-"""The options of an alias that change the commit rule of its app."""
+_RULE = {"ENQUEUE_ON_COMMIT", "ROBUST"}  # the options that change the commit rule of an app
 
 _Given = dict[str, Any]
 
