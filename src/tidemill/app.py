@@ -15,7 +15,7 @@ from tidemill.client.events import EnqueueHandler, Event, ProcessHandler, handle
 from tidemill.client.history import History
 from tidemill.client.inline_jobs import move_due
 from tidemill.client.job_handle import Job
-from tidemill.client.messages import Message
+from tidemill.client.messages import Message, first
 from tidemill.client.middleware import Middleware, check_middleware
 from tidemill.client.options import TASK_OPTIONS, PublishOptions, TaskOptions
 from tidemill.client.puts import Batch
@@ -439,13 +439,13 @@ class Tidemill:
                 it for 30 s.
             FeatureMissing: the broker has no merged order.
         """
-        return self.runtime.consumers.get(queues, timeout, order=order)
+        return first(self.runtime.consumers.get_many(queues, 1, timeout, order=order))
 
     async def aget(
         self, queues: Sequence[str], timeout: Seconds | None = None, *, order: Order = "strict"
     ) -> Message | None:
         """As ``get``, without blocking the event loop."""
-        return await self.runtime.consumers.aget(queues, timeout, order=order)
+        return first(await self.runtime.consumers.aget_many(queues, 1, timeout, order=order))
 
     def get_many(
         self,

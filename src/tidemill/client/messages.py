@@ -286,16 +286,6 @@ class Session:
         self.waiting: dict[str, int] = {}
         self._changed = Condition()
 
-    @contextlib.contextmanager
-    def owner(self, runtime: Runtime) -> Iterator[str]:
-        """Lend an owner to one call of ``get``."""
-        owner = self.lend(runtime)
-        try:
-            with self.waits(owner):
-                yield owner
-        finally:
-            self.take_back(owner)
-
     def lend(self, runtime: Runtime) -> str:
         """An owner for the caller alone, until :meth:`take_back`."""
         try:
@@ -359,6 +349,11 @@ def want_of(count: int, names: tuple[str, ...], order: Mode = Mode.STRICT) -> Wa
     return Want(count, names, order, tasks=False, messages=True, sleep=False)
 
 
+def first(messages: Sequence[Message]) -> Message | None:
+    """The message of a call that took at most one."""
+    return messages[0] if messages else None
+
+
 class Consumers:
     """The owners of one process. Each running call of ``get`` has an owner of its own."""
 
@@ -374,17 +369,6 @@ class Consumers:
         if self._session.pid != os.getpid():
             self._session = Session()
         return self._session
-
-    def get(
-        self,
-        queues: Sequence[str],
-        timeout: Seconds | None,
-        session: Session | None = None,
-        *,
-        order: str = Mode.STRICT,
-    ) -> Message | None:
-        """See :meth:`tidemill.Tidemill.get`. Returns None when the ``session`` is over."""
-        return next(iter(self.get_many(queues, 1, timeout, session, order=order)), None)
 
     def get_many(
         self,
@@ -410,14 +394,19 @@ class Consumers:
         seconds = FOREVER if timeout is None else check_seconds("timeout", timeout)
         deadline = time.monotonic() + seconds
         session = session or self.session
+        if session.over:
+            return []
         try:
-            if not session.over:
-                with session.owner(self.runtime) as owner:
+            owner = session.lend(self.runtime)
+            try:
+                with session.waits(owner):
                     return self.receive(session, owner, want, deadline, stop)
+            finally:
+                session.take_back(owner)
         except TidemillError:
             if not session.over:
                 raise
-        return []
+            return []
 
     def _order(self, order: str) -> Mode:
         if order not in list(Mode):
@@ -521,17 +510,6 @@ class Consumers:
             opened = [(lease.open(), lease) for lease in gone if are_young]
             if copies := [fresh_copy(e, lease) for e, lease in opened if e.at_most_once]:
                 self.runtime.broker.put(copies)
-
-    async def aget(
-        self,
-        queues: Sequence[str],
-        timeout: Seconds | None,
-        session: Session | None = None,
-        *,
-        order: str = Mode.STRICT,
-    ) -> Message | None:
-        """As ``get``: see ``aget_many``."""
-        return next(iter(await self.aget_many(queues, 1, timeout, session, order=order)), None)
 
     async def aget_many(
         self,

@@ -23,7 +23,7 @@ from tidemill.client.arguments import TEXT_OF_BODY, summary
 from tidemill.client.display import html_table, plot, queue_facts
 from tidemill.client.history import History, QueueNumbers
 from tidemill.client.job_handle import Job
-from tidemill.client.messages import Message
+from tidemill.client.messages import Message, first
 from tidemill.client.options import PUT_OPTIONS, Options, PutOptions
 from tidemill.client.threads import in_thread
 from tidemill.core.codec import pack, pack_pickle
@@ -170,11 +170,11 @@ class Queue:
         Without a timeout the call waits until a message comes or the app is closed. With
         ``timeout=0`` it returns at once.
         """
-        return self._runtime.consumers.get([self.name], timeout)
+        return first(self.get_many(1, timeout))
 
     async def aget(self, timeout: Seconds | None = None) -> Message | None:
         """As ``get``, without blocking the event loop."""
-        return await self._runtime.consumers.aget([self.name], timeout)
+        return first(await self.aget_many(1, timeout))
 
     def get_many(self, n: int, timeout: Seconds | None = None) -> list[Message]:
         """Up to ``n`` messages (at most 1,000) in one exchange, as soon as one message is ready.
@@ -192,16 +192,13 @@ class Queue:
         consumers = self._runtime.consumers
         session = consumers.session
         while not session.over:
-            message = consumers.get([self.name], None, session=session)
-            if message is not None:
-                yield message
+            yield from consumers.get_many([self.name], 1, None, session)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         consumers = self._runtime.consumers
         session = consumers.session
         while not session.over:
-            message = await consumers.aget([self.name], None, session)
-            if message is not None:
+            for message in await consumers.aget_many([self.name], 1, None, session):
                 yield message
 
     # -- managing -------------------------------------------------------------------------------
