@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,28 +143,12 @@ class Publication:
         return copies
 
 
-class _Known:
-    """The bindings that the app read last, and a cache of the queues of each topic."""
-
-    def __init__(self, bound: Bindings) -> None:
-        self.bindings = bound
-        self._queues: dict[str, list[str]] = {}
-
-    def queues_for(self, topic: str) -> list[str]:
-        found = self._queues.get(topic)
-        if found is None:
-            if len(self._queues) >= _MOST_TOPICS:
-                self._queues = {}
-            found = self._queues[topic] = self.bindings.queues_for(topic)
-        return found
-
-
 class Topics:
     """Publishes the messages of one app."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._known = _Known(Bindings())
+        self._known = 0, Bindings().queues_for  # of the bindings that the app read last
 
     def publish(
         self, topic: str, body: Any, *, mandatory: bool, options: Mapping[str, Any]
@@ -202,27 +187,22 @@ class Topics:
         Returns the puts of the jobs and of all copies.
         """
         bound = bindings(self._runtime.broker)
-        if bound.version != self._known.bindings.version:
-            self._known = _Known(bound)
-        known = self._known
-        jobs = [job for part in parts for job in self._jobs_of(part, known)]
-        if lost := _without_queue(parts):
-            raise Unroutable(
-                f"no queue is bound to the topic {lost.topic!r}, so nothing was stored; bind a "
-                "queue, or publish without mandatory"
-            )
+        version, queues_for = self._known
+        if bound.version != version:
+            queues_for = functools.lru_cache(_MOST_TOPICS)(bound.queues_for)
+            self._known = bound.version, queues_for
+        jobs: list[Envelope] = []
+        for part in parts:
+            if isinstance(part, Envelope):
+                jobs.append(part)
+                continue
+            jobs += part.copies(self._runtime, queues_for(part.topic))
+            if part.mandatory and not part.jobs:
+                raise Unroutable(
+                    f"no queue is bound to the topic {part.topic!r}, so nothing was stored; bind a "
+                    "queue, or publish without mandatory"
+                )
         return self._runtime.broker.put(jobs, txn=txn)
-
-    def _jobs_of(self, part: Envelope | Publication, known: _Known) -> list[Envelope]:
-        if isinstance(part, Publication):
-            return part.copies(self._runtime, known.queues_for(part.topic))
-        return [part]
-
-
-def _without_queue(parts: Sequence[Envelope | Publication]) -> Publication | None:
-    """The first mandatory publication that reaches no queue."""
-    made = (part for part in parts if isinstance(part, Publication))
-    return next((part for part in made if part.mandatory and not part.jobs), None)
 
 
 def _checked(given: Mapping[str, Any]) -> Options:
