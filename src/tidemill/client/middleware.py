@@ -34,6 +34,7 @@ has an event loop of its own for the time of the job.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
@@ -55,47 +56,53 @@ Middleware = (
 _FORMS = "it must be a function of (call_next, context), or a generator function of (context)"
 
 
-class Layer(NamedTuple):
-    """A middleware, and the function that puts it around a call. Its form is checked once.
+class Form(enum.Enum):
+    """How a middleware is put around a call."""
 
-    The layer that tries the encoding of the result has no middleware.
-    """
+    GENERATOR = enum.auto()
+    ASYNC_GENERATOR = enum.auto()
+    COROUTINE_FUNCTION = enum.auto()
+    FUNCTION = enum.auto()
+    ENCODING = enum.auto()  # no middleware: the layer tries the encoding of the result
+
+
+class Layer(NamedTuple):
+    """A middleware and its form, which is checked once."""
 
     middleware: Any
-    put_around: Callable[[Any, Callable[[], Any], JobContext, bool], tuple[Callable[[], Any], bool]]
+    form: Form
+
+
+_GENERATORS = (Form.GENERATOR, Form.ASYNC_GENERATOR)
 
 
 def check_middleware(layers: Sequence[Any]) -> tuple[Layer, ...]:
     """Check the layers, and find out the form of each."""
     checked = tuple(map(_checked, layers))
-    outer = tuple(itertools.takewhile(_generates, checked))
-    return (*outer, Layer(None, _put_encoding), *checked[len(outer) :]) if outer else checked
-
-
-def _generates(layer: Layer) -> bool:
-    return layer.put_around in (_put_generator, _put_async_generator)
+    outer = tuple(itertools.takewhile(lambda layer: layer.form in _GENERATORS, checked))
+    return (*outer, Layer(None, Form.ENCODING), *checked[len(outer) :]) if outer else checked
 
 
 def _checked(layer: Any) -> Layer:
     if not callable(layer):
         raise InvalidOption(f"middleware: {layer!r} cannot be called; {_FORMS}")
-    form = _form(layer)
-    if inspect.isgeneratorfunction(form):
-        made = Layer(layer, _put_generator)
-    elif inspect.isasyncgenfunction(form):
-        made = Layer(layer, _put_async_generator)
-    elif inspect.iscoroutinefunction(form):
-        made = Layer(layer, _put_coroutine_function)
-    else:
-        made = Layer(layer, _put_function)
+    plain = inspect.isroutine(layer) or isinstance(layer, functools.partial)
+    function = layer if plain else type(layer).__call__
+    form = Form.FUNCTION
+    if inspect.isgeneratorfunction(function):
+        form = Form.GENERATOR
+    elif inspect.isasyncgenfunction(function):
+        form = Form.ASYNC_GENERATOR
+    elif inspect.iscoroutinefunction(function):
+        form = Form.COROUTINE_FUNCTION
     try:
         signature = inspect.signature(layer, follow_wrapped=False)
-        signature.bind(*((None,) if _generates(made) else (None, None)))
+        signature.bind(*((None,) if form in _GENERATORS else (None, None)))
     except TypeError:
         raise InvalidOption(f"middleware: {layer!r} takes other arguments; {_FORMS}") from None
     except ValueError:  # a function in C shows no signature
         pass
-    return made
+    return Layer(layer, form)
 
 
 def compose(
@@ -105,45 +112,27 @@ def compose(
 
     ``awaits`` is True around an async task: ``call`` returns an awaitable.
     """
-    for layer, put_around in reversed(layers):
-        call, awaits = put_around(layer, call, context, awaits)
+    for layer, form in reversed(layers):
+        if form is Form.GENERATOR:
+            call = functools.partial(_around_await if awaits else _around, layer, call, context)
+        elif form is Form.ASYNC_GENERATOR:
+            call, awaits = functools.partial(_async_around, layer, call, context), True
+        elif form is Form.COROUTINE_FUNCTION:
+            awaited = functools.partial(_awaited, call)
+            call, awaits = functools.partial(layer, awaited, context), True
+        elif form is Form.FUNCTION:
+            call = functools.partial(layer, call, context)
+        else:  # another try follows: a generator may change a mutable result
+            call = functools.partial(_await_encodable if awaits else _call_encodable, call)
     return call()
 
 
-_Put = tuple[Callable[[], Any], bool]
+def _call_encodable(call: Callable[[], Any]) -> Any:
+    return _encodable(call())
 
 
-def _put_generator(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
-    around = _around_await if awaits else _around
-    return functools.partial(around, layer, call, context), awaits
-
-
-def _put_async_generator(
-    layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool
-) -> _Put:
-    return functools.partial(_async_around, layer, call, context), True
-
-
-def _put_coroutine_function(
-    layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool
-) -> _Put:
-    return functools.partial(layer, functools.partial(_awaited, call), context), True
-
-
-def _put_function(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
-    return functools.partial(layer, call, context), awaits
-
-
-def _put_encoding(layer: Any, call: Callable[[], Any], context: JobContext, awaits: bool) -> _Put:
-    """Try the encoding of the result. Another try follows: a generator may change a mutable one."""
-
-    def called() -> Any:
-        return _encodable(call())
-
-    async def awaited() -> Any:
-        return _encodable(await _awaited(call))
-
-    return (awaited if awaits else called), awaits
+async def _await_encodable(call: Callable[[], Any]) -> Any:
+    return _encodable(await _awaited(call))
 
 
 def _encodable(value: Any) -> Any:
@@ -153,12 +142,6 @@ def _encodable(value: Any) -> Any:
     except Exception as error:  # encoding may run the value's own code
         raise Fail(f"{NOT_ENCODED}: {type(error).__qualname__}: {error}") from error
     return value
-
-
-def _form(layer: Any) -> Any:
-    """The function that decides the form of a layer; of an object, this is ``__call__``."""
-    plain = inspect.isroutine(layer) or isinstance(layer, functools.partial)
-    return layer if plain else type(layer).__call__
 
 
 async def _awaited(call: Callable[[], Any]) -> Any:
