@@ -116,41 +116,6 @@ class LeaseRenewal:
             log.error("%s was lost: its process did not run for %g s", message, LEASE)
 
 
-class Holds:
-    """The places that one app holds in this process.
-
-    Attributes:
-        active: the holds that have their place.
-        renewal: renews the leases of their messages.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._pid = 0
-        self.active: set[LimitHold] = set()
-        self.renewal = LeaseRenewal()
-
-    def tidy(self) -> None:
-        """Delete queues that killed processes left behind: once in each process."""
-        if self._pid == os.getpid():
-            return
-        self._pid = os.getpid()
-        broker = self._runtime.broker
-        # Read the queues before the owners: an owner is attached before its queue is made.
-        queues = [row.name for row in broker.stats() if row.name.startswith(HOLDS)]
-        owners = {owner.id for owner in broker.owners()} if queues else set()
-        for queue in queues:
-            if queue.removeprefix(HOLDS) not in owners:
-                with contextlib.suppress(TidemillError):  # another process may have deleted it
-                    delete_queue(self._runtime, queue, force=True)
-
-    def close(self) -> None:
-        """Free all places: the app is closed."""
-        for hold in list(self.active):
-            with contextlib.suppress(TidemillError):  # the end of the lease also frees the place
-                hold.release()
-
-
 class LimitHold:
     """A place of a limit for the length of a block, sync or async. Each block needs its own hold.
 
@@ -159,9 +124,9 @@ class LimitHold:
         LeaseLost: the process stood still for so long that it lost the place inside the block.
     """
 
-    def __init__(self, runtime: Runtime, holds: Holds, limit: Limit, timeout: float | None) -> None:
-        self._runtime = runtime
-        self._holds = holds
+    def __init__(self, limits: Limits, limit: Limit, timeout: float | None) -> None:
+        self._runtime = limits._runtime
+        self._limits = limits
         self._limit = limit
         self._timeout = timeout
         self._lock = Lock()
@@ -206,7 +171,7 @@ class LimitHold:
         runtime = self._runtime
         if runtime.sync:
             return
-        self._holds.tidy()
+        self._limits._tidy()
         session: Session = runtime.consumers.session
         owner = session.lend(runtime)
         try:
@@ -215,8 +180,8 @@ class LimitHold:
             session.take_back(owner)
             raise
         self._place = session, owner, message
-        self._holds.active.add(self)
-        self._holds.renewal.add(message)
+        self._limits._active.add(self)
+        self._limits._renewal.add(message)
         point("hold.begun")
 
     def _take(self, session: Session, owner: str, stop: Stop | None) -> Message:
@@ -260,8 +225,8 @@ class LimitHold:
         if place is None or place[0].pid != os.getpid():  # a forked child has no place
             return True
         session, owner, message = place
-        self._holds.active.discard(self)
-        self._holds.renewal.remove(message)
+        self._limits._active.discard(self)
+        self._limits._renewal.remove(message)
         try:
             kept = message.ack()
             point("hold.ended")
@@ -282,7 +247,9 @@ class Limits:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._holds = Holds(runtime)
+        self._active: set[LimitHold] = set()  # the holds of this process that have their place
+        self._renewal = LeaseRenewal()
+        self._tidied = 0  # the process that has deleted queues of dead processes
         self._queues: dict[str, dict[str, Any]] = {}  # the settings that this app has declared
 
     def list(self) -> list[LimitStats]:
@@ -351,11 +318,27 @@ class Limits:
         """
         self._runtime.features.need(Feature.LIMITS, "limits.hold()")
         seconds = None if timeout is None else check_seconds("timeout", timeout)
-        return LimitHold(self._runtime, self._holds, self._held(limit, key), seconds)
+        return LimitHold(self, self._held(limit, key), seconds)
+
+    def _tidy(self) -> None:
+        """Delete queues that killed processes left behind: once in each process."""
+        if self._tidied == os.getpid():
+            return
+        self._tidied = os.getpid()
+        broker = self._runtime.broker
+        # Read the queues before the owners: an owner is attached before its queue is made.
+        queues = [row.name for row in broker.stats() if row.name.startswith(HOLDS)]
+        owners = {owner.id for owner in broker.owners()} if queues else set()
+        for queue in queues:
+            if queue.removeprefix(HOLDS) not in owners:
+                with contextlib.suppress(TidemillError):  # another process may have deleted it
+                    delete_queue(self._runtime, queue, force=True)
 
     def close(self) -> None:
         """Free the places that this app holds."""
-        self._holds.close()
+        for hold in list(self._active):
+            with contextlib.suppress(TidemillError):  # the end of the lease also frees the place
+                hold.release()
 
     def _held(self, given: str | Limit, key: str | None) -> Limit:
         """The limit of a hold, with a fixed name, key and cost."""

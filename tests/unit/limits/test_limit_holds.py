@@ -95,7 +95,7 @@ def test_a_hold_outlives_its_lease_while_the_process_runs(
         return touches[-1]
 
     monkeypatch.setattr(Message, "touch", counted)
-    mill.limits._holds.renewal = LeaseRenewal(every=0.01)
+    mill.limits._renewal = LeaseRenewal(every=0.01)
     with mill.limits.hold("db", timeout=5):
         # when the time of three leases has passed
         for _ in range(9):
