@@ -41,16 +41,8 @@ class JobContext:
     """
 
     __slots__ = (
-        "_envelope",
-        "_send",
-        "_stopping",
-        "_token",
-        "_waits",
-        "attempt",
-        "cancelled",
-        "state",
-        "waiting",
-        "worker",
+        *("_envelope", "_send", "_stopping", "_token", "_waits"),
+        *("attempt", "cancelled", "state", "waiting", "worker"),
     )
 
     def __init__(

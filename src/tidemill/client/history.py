@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec.structs import astuple
@@ -271,21 +271,11 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, at: list[int], span: int, rows: Sequence[Sequence[int]]) -> Series:
         """The numbers of rows of kind ``task``."""
         all_ = [TaskNumbers.of(("", "", ""), row, span) for row in rows]
-        return cls(
-            span=span,
-            at=at,
-            succeeded=[one.succeeded for one in all_],
-            failed=[one.failed for one in all_],
-            retried=[one.retried for one in all_],
-            cancelled=[one.cancelled for one in all_],
-            given_back=[one.given_back for one in all_],
-            wait_p50=[one.wait.p50 for one in all_],
-            wait_p95=[one.wait.p95 for one in all_],
-            wait_p99=[one.wait.p99 for one in all_],
-            run_p50=[one.run.p50 for one in all_],
-            run_p95=[one.run.p95 for one in all_],
-            run_p99=[one.run.p99 for one in all_],
-        )
+        lists: dict[str, list[Any]] = {}
+        for name in cls.__struct_fields__[2:]:  # such as ``failed`` and ``wait_p50``
+            read = operator.attrgetter(name.replace("_p", ".p"))
+            lists[name] = [read(one) for one in all_]
+        return cls(span=span, at=at, **lists)
 
 
 class Deploy(msgspec.Struct, frozen=True):
