@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.core.clock import clock
 from tidemill.dashboard.job_search import LOOK, Listed
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
@@ -34,11 +35,17 @@ def schedules(page: Page) -> Response:
         found.append(schedule)
         if len(found) >= _MOST:
             break
+    ids = [one.last_job for one in found if one.last_job]
+    jobs = page.mill.broker.wait_for(ids, 0) if ids else []
+    last = {job.envelope.id: job for job in jobs if job is not None}
     return page.render(
         "schedules.html",
         title="Schedules",
         section="/schedules",
-        rows=[(one, words_of(one.when), state_of(one)) for one in found],
+        rows=[
+            (one, words_of(one.when), state_of(one), last.get(one.last_job or "")) for one in found
+        ],
+        now=clock.wall(),
         most=_MOST,
         every=10,
     )

@@ -56,6 +56,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         when: its rule, as text.
         next: the next time, without jitter; None when the schedule is paused or has ended.
         last: the time of its latest job.
+        last_job: the id of that job, which may be deleted meanwhile; None before the first job.
         fired: the number of jobs that it has put.
         repeats: the number of jobs after which it ends; None for no limit.
         jitter: seconds.
@@ -76,6 +77,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     when: str
     next: dt.datetime | None
     last: dt.datetime | None
+    last_job: str | None
     fired: int
     repeats: int | None
     jitter: float
@@ -316,6 +318,7 @@ class Schedules:
             when=in_words(rule),
             next=None if idle else moment_of(rule, stored.planned),
             last=moment_of(rule, stored.last) if stored.last else None,
+            last_job=stored.last_job or None,
             fired=stored.fired,
             repeats=stored.repeats or None,
             jitter=stored.jitter,

@@ -63,6 +63,7 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
         fired: the number of jobs so far. Jobs that the broker left out count only if ``repeats`` is
             0.
         last: the time of the latest job.
+        last_job: the id of the latest job, also if the broker left this job out.
         paused: True when somebody has paused the schedule.
         app: the app whose code declares the schedule, as in the worker's command line; only for
             display.
@@ -83,6 +84,7 @@ class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
     planned: float = 0.0
     fired: int = 0
     last: float = 0.0
+    last_job: str = ""
     paused: bool = False
     app: str = ""
     code: bool = False
@@ -146,7 +148,8 @@ def declared(
         _begin(new, now)
         return _to(name, old.version, new)
     new.rule, new.unanchored, new.said = was.rule, was.unanchored, was.said
-    new.planned, new.fired, new.last = was.planned, was.fired, was.last
+    new.planned, new.fired = was.planned, was.fired
+    new.last, new.last_job = was.last, was.last_job
     if was.planned and _is_set_back(new, now):
         _resume(new, now)
         return _to(name, old.version, new)
@@ -207,7 +210,7 @@ def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
     uncounted: Stored | None = None
     while stored.planned and stored.planned <= now and len(jobs) < AT_ONCE:
         jobs.append(job_of(stored, stored.planned, now))
-        stored.last = stored.planned
+        stored.last, stored.last_job = stored.planned, jobs[-1].id
         if stored.repeats:  # a job that the store leaves out must not count as a repeat
             uncounted = copy.copy(stored)
             uncounted.planned = _next(uncounted, now)

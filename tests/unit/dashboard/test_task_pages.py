@@ -22,10 +22,12 @@ from tidemill.brokers.contract.history_rows import (
     HistoryRow,
     join_name,
 )
+from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import Deploy
 from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.dashboard.roles import Role, User
+from tidemill.schedules.record import decode, encode, fired
 from tidemill.testing import run_all
 
 OTTO = User("otto", Role.OPERATOR)
@@ -125,6 +127,29 @@ def test_a_schedule_says_when_it_comes(anna: Visitor, nightly: str) -> None:
     assert "at 03:00, Monday to Friday (Asia/Tokyo)" in words(text)
     assert len(re.findall(r"03:00:00 JST", text)) == 5
     assert "at 03:00, Monday to Friday" in words(anna.get("/schedules"))
+
+
+def test_the_list_of_schedules_tells_how_the_last_job_of_each_ended(
+    mill: Tidemill, anna: Visitor, nightly: str
+) -> None:
+    [record] = mill.broker.list_schedules()
+    stored = decode(record.body)
+    stored.planned = mill.broker.wall() - 1  # it is due
+    mill.broker.change_schedules(
+        [Change("nightly", record.version, stored.planned, encode(stored))]
+    )
+    [record] = mill.broker.list_schedules()
+    mill.broker.change_schedules([fired(record, mill.broker.wall())])
+    job = mill.schedules.get("nightly").last_job
+    assert job is not None
+    assert re.search(r"ready \S+ s ago", words(anna.get("/schedules")))
+    run_all(mill)
+    text = anna.get("/schedules")
+    assert f'href="/jobs/{job}"' in text
+    assert re.search(r"succeeded \S+ s ago , took [\d.]+ m?s", words(text))
+    # when
+    mill.job(job).delete()
+    assert "not in the store" in words(anna.get("/schedules"))
 
 
 def test_a_schedule_is_run_paused_resumed_and_removed(

@@ -92,6 +92,7 @@ class ScheduleOut(Struct, kw_only=True):
     when: Annotated[str, says("the rule of its times, as text")]
     next: float | None
     last: Annotated[float | None, says("the time of its latest job")]
+    last_job: Annotated[str | None, says("the id of that job, which may be deleted meanwhile")]
     fired: Annotated[int, says("the number of jobs that it has put")]
     repeats: int | None
     jitter: float
