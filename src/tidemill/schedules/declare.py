@@ -352,20 +352,25 @@ def matches(
 def _stored(
     runtime: Runtime, name: str, call: Call[Any], when: When, *, code: bool = False
 ) -> Stored:
-    """The body of a record, with its job signed for this schedule."""
-    job = runtime.envelope(call)
-    job.id, job.created, job.planned = "", 0.0, Planned(name)
-    if runtime.keys:
-        job.signature = sign(job, runtime.keys[0])
+    """The body of a record."""
     return Stored(
         rule=when.rule,
-        job=job,
+        job=signed_job(runtime, name, call),
         repeats=when.repeats,
         jitter=when.jitter,
         catch_up=when.catch_up,
         said=when.said,
         code=code,
     )
+
+
+def signed_job(runtime: Runtime, name: str, call: Call[Any]) -> Envelope:
+    """The job of a schedule, signed for this schedule."""
+    job = runtime.envelope(call)
+    job.id, job.created, job.planned = "", 0.0, Planned(name)
+    if runtime.keys:
+        job.signature = sign(job, runtime.keys[0])
+    return job
 
 
 def _checked(name: str, call: Any) -> Call[Any]:

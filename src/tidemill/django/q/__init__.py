@@ -26,7 +26,7 @@ from tidemill.django.q.results import (
     result,
     result_group,
 )
-from tidemill.django.q.schedules import Schedule, schedule
+from tidemill.django.q.schedules import Schedule, schedule, validate_cron
 
 __all__ = [
     "AsyncTask",
@@ -46,4 +46,5 @@ __all__ = [
     "result",
     "result_group",
     "schedule",
+    "validate_cron",
 ]

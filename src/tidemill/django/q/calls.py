@@ -314,12 +314,20 @@ class Chain:
 # -- in the worker --------------------------------------------------------------------------------
 
 
-def run(func: str, args: list[Any], kwargs: dict[str, Any], planned_as: str = "") -> Any:
-    """Call the function of a job. ``planned_as`` names the keyword for the scheduled time."""
-    job, kwargs = this_job(None), {name: of_key(value) for name, value in kwargs.items()}
-    if planned_as and job is not None and job.planned is not None:
-        kwargs = {**kwargs, planned_as: job.planned.isoformat()}
-    return import_task(func)(*map(of_key, args), **kwargs)
+def run(
+    func: str, args: list[Any], kwargs: dict[str, Any], schedule: dict[str, Any] | None = None
+) -> Any:
+    """Call the function of a job. ``schedule`` has the fields of the job's schedule, if any.
+
+    A job cannot add a hook to itself. So the job of a schedule with a hook enqueues the real call.
+    """
+    job, fields = this_job(None), schedule or {}
+    if (name := fields.get("intended_date_kwarg")) and job is not None and job.planned is not None:
+        kwargs = {**kwargs, name: job.planned.isoformat()}
+    options = fields.get("options", {})
+    if options.get("hook"):
+        return enqueue(call_of(func, args, kwargs, options), options)
+    return import_task(func)(*map(of_key, args), **{n: of_key(v) for n, v in kwargs.items()})
 
 
 def hook(ended: Ended, func: str) -> None:

@@ -2,15 +2,20 @@
 
 import datetime as dt
 import math
+from decimal import Decimal
 from unittest import mock
 
+from django.core.exceptions import ValidationError
 from django.core.management import call_command
+from django.db import IntegrityError
+from django.db.models import Q
 from django.test import override_settings
 from django.utils import timezone
 from shop import hooks, tasks
 from shop.models import Customer, Order
 
 from tidemill import InvalidOption, State
+from tidemill.brokers.contract.schedules import Change
 from tidemill.django import mill
 from tidemill.django.checks import check_settings
 from tidemill.django.q import (
@@ -30,12 +35,16 @@ from tidemill.django.q import (
     result,
     result_group,
     schedule,
+    validate_cron,
 )
 from tidemill.django.settings import store_url, worker_options
 from tidemill.django.testing import TidemillTestCase
-from tidemill.errors import CodecError, ScheduleExists
+from tidemill.errors import CodecError
+from tidemill.schedules.record import decode
+from tidemill.worker.scheduling import Scheduling
 
 HOURS = dt.timedelta(hours=1)
+PAST = dt.datetime(2020, 1, 31, 12, tzinfo=dt.UTC)
 
 
 class Case(TidemillTestCase):
@@ -248,6 +257,14 @@ class Groups(Case):
 
 
 class Schedules(Case):
+    def fire(self, name, jobs, record=None):
+        """Fire a schedule as a worker does, if its record is as given; add its new job to jobs."""
+        before = {each.id for each in mill.jobs()}
+        record = record or mill.broker.schedules([name])[0]
+        if record is not None and 0 < record.due <= mill.broker.wall():
+            Scheduling().fire(mill.broker, [record])
+        jobs += [each for each in mill.jobs() if each.id not in before]
+
     def test_each_type_has_its_times(self):
         start = timezone.now() + HOURS
         for kind, second in (
@@ -258,7 +275,7 @@ class Schedules(Case):
         ):
             made = schedule("shop.hooks.multiply", 2, name=kind, schedule_type=kind, next_run=start)
             times = mill.schedules.next_times(kind, 2)
-            self.assertLess(abs(made.next - start), dt.timedelta(seconds=1))
+            self.assertLess(abs(made.next_run - start), dt.timedelta(seconds=1))
             # days have 23 to 25 hours in the project's time zone
             self.assertLess(abs(times[1] - times[0] - second), 2 * HOURS)
         for kind, months in (("M", 1), ("BM", 2), ("Q", 3), ("Y", 12)):
@@ -273,7 +290,7 @@ class Schedules(Case):
     @override_settings(TIME_ZONE="Europe/Berlin")
     def test_cron_is_in_the_time_zone_of_the_project(self):
         made = schedule("shop.hooks.multiply", 2, schedule_type="C", cron="0 3 * * *", repeats=2)
-        self.assertEqual((made.next.hour, made.repeats), (3, 2))
+        self.assertEqual((timezone.localtime(made.next_run).hour, made.repeats), (3, 2))
         self.assertEqual(len(mill.schedules.next_times(made.name, 5)), 2)
 
     def test_once_is_the_default_and_runs(self):
@@ -288,26 +305,28 @@ class Schedules(Case):
         self.assertIsNotNone(dt.datetime.fromisoformat(found[0].result).tzinfo)
 
     def test_a_hook_of_a_schedule_is_called(self):
-        made = schedule("shop.hooks.multiply", 6, hook=hooks.remember, schedule_type="H")
+        later = {"schedule_type": "H", "next_run": timezone.now() + HOURS}
+        made = schedule("shop.hooks.multiply", 6, hook=hooks.remember, **later)
         mill.schedules.run(made.name)
         self.run_jobs()
-        self.assertEqual(hooks.seen, [("shop.hooks.multiply", True, 12, None)])
+        self.assertEqual(hooks.seen, [("shop.hooks.multiply", True, 12, made.name)])
 
     def test_a_name_is_taken_once(self):
         schedule("shop.hooks.multiply", 1, name="one", schedule_type="H")
-        with self.assertRaises(ScheduleExists):
+        with self.assertRaises(IntegrityError):
             schedule("shop.hooks.multiply", 1, name="one", schedule_type="H")
 
     def test_schedule_objects_make_find_and_delete(self):
         objects = Schedule.objects
         hourly = {"func": "shop.hooks.multiply", "args": "2, 3", "schedule_type": Schedule.HOURLY}
+        hourly["next_run"] = timezone.now() + HOURS
         _, created = objects.get_or_create(name="a", defaults=hourly)
         _, again = objects.get_or_create(name="a", defaults=hourly)
         self.assertEqual((created, again), (True, False))
         daily = {"schedule_type": "D", "kwargs": "b=5", "args": "(4,)"}
         _, created = objects.update_or_create(name="a", defaults=daily)
         self.assertFalse(created)
-        self.assertEqual(objects.get(name="a").when, mill.schedules.get("a").when)
+        self.assertEqual(objects.get(name="a").schedule_type, "D")
         mill.schedules.run("a")
         self.run_jobs()
         (job,) = mill.jobs(state="succeeded")
@@ -319,7 +338,219 @@ class Schedules(Case):
         self.assertEqual(objects.filter(name="b").delete()[0], 1)
         self.assertEqual([each.name for each in objects.all()], ["a"])
         with self.assertRaises(InvalidOption):
-            objects.get_or_create(schedule_type="H")
+            objects.get_or_create(schedule_type="Y")
+
+    def test_a_schedule_has_the_fields_of_django_q(self):
+        start = timezone.now() + HOURS
+        given = {"func": "shop.hooks.multiply", "args": "2", "kwargs": "b=5", "cluster": "slow"}
+        objects, times = Schedule.objects, {"schedule_type": "I", "minutes": 60, "next_run": start}
+        objects.create(name="a", hook="shop.hooks.remember", repeats=3, **given, **times)
+        found = objects.get(func="shop.hooks.multiply", args="(2,)", kwargs={"b": 5})
+        for field, value in {**given, **times, "hook": "shop.hooks.remember"}.items():
+            self.assertEqual(getattr(found, field), value)
+        self.assertEqual((found.pk, found.repeats, str(found)), ("a", 3, given["func"]))
+        self.assertEqual((found.task, found), (None, objects.get(pk="a")))
+        job = mill.schedules.run("a")
+        self.assertEqual((found.task, job.refresh().envelope.queue), (job.id, "slow"))
+        self.run_jobs()
+        self.assertEqual(hooks.seen, [("shop.hooks.multiply", True, 10, "a")])
+
+    def test_schedules_are_looked_up_and_ordered(self):
+        objects, later = Schedule.objects, timezone.now() + HOURS
+        for name, func in (("a-1", "math.floor"), ("b-1", "math.ceil"), ("a-2", "math.ceil")):
+            objects.create(name=name, func=func, args="1", schedule_type="H", next_run=later)
+        names = objects.order_by("func", "-name").values_list("name", flat=True)
+        self.assertEqual(names, ["b-1", "a-2", "a-1"])
+        for lookups, found in (
+            (Q(name__startswith="a"), ["a-1", "a-2"]),
+            (Q(name__icontains="A-", func=math.ceil), ["a-2"]),
+            (Q(func__in=["math.ceil"], hook__isnull=True), ["a-2", "b-1"]),
+            (Q(next_run__lt=timezone.now()) | Q(id__in=["b-1"]), ["b-1"]),
+            (~Q(func="math.ceil"), ["a-1"]),
+            (Q(pk="a-1") & Q(func="math.ceil"), []),
+        ):
+            with self.subTest(lookups):
+                self.assertEqual([each.name for each in objects.filter(lookups)], found)
+        self.assertEqual(objects.exclude(func="math.ceil").values("id", "args")[0]["id"], "a-1")
+        self.assertEqual(objects.filter(func="math.ceil").update(minutes=1, schedule_type="I"), 2)
+        self.assertEqual(mill.schedules.get("b-1").when, "every 60 s")
+        self.assertRaises(Schedule.DoesNotExist, objects.get, name="other")
+        self.assertRaises(Schedule.MultipleObjectsReturned, objects.get, func="math.ceil")
+        with self.assertRaisesMessage(InvalidOption, "no lookup 'name__regex'; after name__ can"):
+            objects.filter(name__regex="x")
+        with self.assertRaisesMessage(InvalidOption, "no field 'nothing'; it has name, func"):
+            objects.order_by("nothing").exists()
+        self.assertEqual(objects.exclude(name__in=["a-1"]).delete()[0], 2)
+        self.assertEqual([each.name for each in mill.schedules], ["a-1"])
+
+    def test_save_stores_only_what_the_object_has_changed(self):
+        made = Schedule(func="shop.hooks.multiply", args="2", schedule_type="D", name="a")
+        made.save()
+        other = Schedule.objects.get(name="a")
+        other.repeats, other.cluster = 4, "slow"
+        other.save()
+        made.args, made.schedule_type = (3,), Schedule.HOURLY
+        made.save()
+        found = Schedule.objects.get()
+        self.assertEqual((found.args, found.schedule_type, found.repeats), ("(3,)", "H", 4))
+        self.assertEqual(found.cluster, "slow")
+        found.name = "b"
+        with self.assertRaisesMessage(InvalidOption, "a schedule keeps its name 'a'"):
+            found.save()
+        other.refresh_from_db()
+        self.assertEqual((other.args, other.name), ("(3,)", "a"))
+        self.assertEqual((made.delete()[0], made.delete()[0], made.id), (1, 0, None))
+        with self.assertRaisesMessage(Schedule.DoesNotExist, "nothing is saved"):
+            other.minutes = 3
+            other.save()
+        self.assertFalse(mill.broker.schedules(["a"])[0])
+
+    def test_a_change_beside_another_change_loses_neither(self):
+        made = schedule("shop.hooks.multiply", 2, name="a", schedule_type="H", next_run=PAST)
+
+        class Meanwhile(int):
+            """A number; somebody else changes the schedule while the change is made."""
+
+            def __int__(self):
+                if not jobs:
+                    self_case.fire("a", jobs)
+                return 7
+
+        self_case, jobs = self, []
+        made.minutes, made.hook = Meanwhile(7), hooks.remember
+        made.save()
+        self.assertEqual((len(jobs), made.minutes, made.hook), (1, 7, "shop.hooks.remember"))
+        self.assertGreater(made.next_run, timezone.now())
+        jobs.clear()
+        self.assertEqual(Schedule.objects.filter(next_run__lt=PAST).update(minutes=9), 0)
+        Schedule.objects.update(next_run=PAST)
+        late = Schedule.objects.filter(next_run__lte=PAST)
+        self.assertEqual((late.update(minutes=Meanwhile(7)), len(jobs), late.count()), (0, 1, 0))
+
+    def test_an_overdue_schedule_runs_once_after_a_change(self):
+        schedule("math.floor", 1, name="a", schedule_type="D", next_run=PAST, repeats=3)
+        made = Schedule.objects.get(next_run__lt=timezone.now())
+        (claimed,) = mill.broker.schedules(["a"])
+        made.args = "2"
+        made.save()
+        self.assertEqual((made.next_run, made.repeats), (PAST, 3))
+        jobs = []
+        self.fire("a", jobs, claimed)  # a worker had the record before the change
+        self.assertEqual(len(jobs), 0)
+        self.fire("a", jobs)
+        self.fire("a", jobs)
+        self.run_jobs()
+        self.assertEqual([each.result() for each in jobs], [2])
+        found = Schedule.objects.get(name="a")
+        self.assertEqual((found.repeats, made.repeats), (2, 3))
+        made.cluster = "slow"
+        made.save()
+        self.assertEqual((made.repeats, made.next_run), (2, found.next_run))
+        self.assertGreater(made.next_run, timezone.now())
+
+    def test_a_paused_schedule_stays_paused_until_it_gets_a_time(self):
+        made = schedule("math.floor", 1, name="a", schedule_type="D", next_run=PAST, repeats=3)
+        mill.schedules.pause("a")
+        made.refresh_from_db()
+        self.assertEqual((made.next_run, made.repeats), (None, 3))
+        made.args, made.repeats, made.schedule_type = "2", 5, "W"
+        made.save()
+        self.assertEqual((made.next_run, made.repeats), (None, 5))
+        self.assertTrue(mill.schedules.get("a").paused)
+        made.next_run = timezone.now() + HOURS
+        made.save()
+        self.assertEqual(mill.schedules.get("a").next, made.next_run)
+        Schedule.objects.update(next_run=None)
+        self.assertTrue(mill.schedules.get("a").paused)
+
+    def test_a_schedule_without_repeats_rests_with_its_time(self):
+        schedule("math.floor", 1, name="a", schedule_type="D", next_run=PAST)
+        Schedule.objects.filter(name="a").update(repeats=0)
+        found = Schedule.objects.get(repeats=0)
+        self.assertEqual((found.next_run, mill.schedules.get("a").paused), (PAST, True))
+        found.repeats = -1
+        found.save()
+        self.assertEqual((found.next_run, mill.schedules.get("a").paused), (PAST, False))
+
+    def test_arguments_that_are_no_literals_stay(self):
+        order = Order.objects.create(note="x")
+        moment, price = timezone.now(), Decimal("1.10")
+        schedule("shop.hooks.given", moment, {1, 2}, name="a", order=order, price=price)
+        before = decode(mill.broker.schedules(["a"])[0].body).job
+        found = Schedule.objects.get(kwargs={"price": price, "order": order})
+        found.hook, found.next_run = hooks.remember, timezone.now() + HOURS
+        found.save()
+        Schedule.objects.update_or_create(name="a", defaults={"hook": None, "func": hooks.given})
+        after = decode(mill.broker.schedules(["a"])[0].body).job
+        self.assertEqual((after.body, after.tags), (before.body, before.tags))
+        found.refresh_from_db()
+        self.assertIn("Decimal('1.10')", found.kwargs)
+        job = mill.schedules.run("a")
+        self.run_jobs()
+        self.assertEqual(job.result(), [moment, {1, 2}, order.pk, price])
+
+    def test_a_keyword_may_be_named_as_a_field_of_the_record(self):
+        made = schedule("shop.hooks.named", args=[1], name="a", kwargs={"b": 2}, group="g")
+        self.assertEqual(made.kwargs, "{'group': 'g', 'args': [1], 'kwargs': {'b': 2}}")
+        self.run_jobs()
+        self.assertEqual(result_group("g"), [[[1], {"b": 2}]])
+
+    @override_settings(USE_TZ=False)
+    def test_times_have_no_zone_without_use_tz(self):
+        soon = dt.datetime.now() + HOURS
+        made = schedule("math.floor", 1, name="a", schedule_type="H", next_run=soon)
+        self.assertEqual(made.next_run, soon)
+        self.assertEqual(Schedule.objects.filter(next_run__gt=dt.datetime.now()).get(), made)
+        made.next_run = soon + HOURS
+        made.save()
+        Schedule.objects.create(func="math.floor", args="1")
+        self.assertEqual(Schedule.objects.get(name="a").next_run, soon + HOURS)
+        self.assertEqual(mill.schedules.get("a").next.timestamp(), (soon + HOURS).timestamp())
+
+    def test_schedules_of_plain_tidemill_are_found_and_get_other_times(self):
+        mill.schedules.add("a", tasks.write_order.call("x"), every="5 minutes", repeats=9)
+        mill.schedules.add("b", tasks.write_order.call("y"), every=90, jitter=5)
+        found, is_new = Schedule.objects.get_or_create(name="a", defaults={"func": "math.floor"})
+        self.assertEqual(
+            (is_new, found.func, found.args), (False, "shop.tasks.write_order", "('x',)")
+        )
+        self.assertEqual((found.schedule_type, found.minutes, found.repeats), ("I", 5, 9))
+        found.schedule_type = "H"
+        found.save()
+        self.assertEqual(mill.schedules.get("a").when, "every 3600 s")
+        found.args = "'z'"
+        with self.assertRaisesMessage(InvalidOption, "only its times can change"):
+            found.save()
+        odd = Schedule.objects.get(name="b")
+        odd.next_run = timezone.now() + HOURS
+        odd.save()
+        self.assertEqual((odd.schedule_type, mill.schedules.get("b").when), (None, "every 90 s"))
+        self.assertEqual(mill.schedules.get("b").next, odd.next_run)
+
+    def test_a_record_of_another_version_is_left_out(self):
+        schedule("math.floor", 1, name="a", schedule_type="H")
+        mill.broker.change_schedules([Change("newer", 0, 1.0, b"\xc1")])
+        self.assertEqual([each.name for each in Schedule.objects.all()], ["a"])
+        self.assertEqual(Schedule.objects.update(minutes=2), 1)
+        self.assertEqual(Schedule.objects.get_or_create(name="a")[1], False)
+        with self.assertRaisesMessage(IntegrityError, "there is a schedule 'newer' already"):
+            Schedule.objects.get_or_create(name="newer", defaults={"func": "math.floor"})
+
+    def test_a_schedule_without_a_first_time_is_due_at_once(self):
+        for given in ({}, {"schedule_type": "D"}, {"schedule_type": "M", "next_run": PAST}):
+            made = Schedule.objects.create(func="math.floor", args="1", **given)
+            jobs = []
+            self.fire(made.name, jobs)
+            self.assertEqual(len(jobs), 1)
+
+    def test_wrong_fields_are_refused(self):
+        validate_cron("0 3 * * *")
+        with self.assertRaises(ValidationError):
+            validate_cron("0 30 * * *")
+        for field, value in (("cron", "x"), ("minutes", -5), ("args", "a b"), ("kwargs", "1")):
+            with self.subTest(field), self.assertRaisesMessage(InvalidOption, field):
+                Schedule.objects.create(func="math.floor", schedule_type="C", **{field: value})
+        self.assertEqual(Schedule.objects.count(), 0)
 
     def test_an_unknown_type_is_refused(self):
         with self.assertRaisesMessage(InvalidOption, "schedule_type must be one of"):

@@ -27,6 +27,14 @@ def remember(task):
     seen.append((task.func, task.success, task.result, task.group))
 
 
+def given(*args, order, price):
+    return [*args, order.pk, price]
+
+
+def named(args, kwargs):
+    return [args, kwargs]
+
+
 def notes_of(order, other=None):
     return [order.note, other.note]
 
