@@ -11,8 +11,7 @@ from tidemill.brokers.network.postgres_session import settings_of
 
 Execute = Callable[[str, Sequence[Any]], list[Any]]
 Row = Sequence[Any]
-Statement = tuple[str, Sequence[Any]]
-"""The text of an SQL statement, and its parameters."""
+Statement = tuple[str, Sequence[Any]]  # the text of an SQL statement, and its parameters
 
 _NEW_JOB = ("text", "text", "int", "bigint", *["float8"] * 3, "text", "text", "bigint")
 _TYPES = {
@@ -30,19 +29,13 @@ def _json(names: Sequence[str], rows: Sequence[Row]) -> str:
 
 _SQLITE_FULL = 13
 _POSTGRES_FULL = "53100"
-_MARIADB_FULL = (1021, 1114)
-"""The errors of a full disk, by their numbers; 1114 is a full table."""
+_MARIADB_FULL = (1021, 1114)  # the errors of a full disk, by their numbers; 1114 is a full table
 
 _SQLITE_BUSY, _SQLITE_STALE_VIEW = 5, 517
 _POSTGRES_LOCKED = "55P03"
-_MARIADB_LOCKED = 1205
-"""The errors of a lock that another transaction holds."""
-
-_LONGEST_WAIT = 2**31 - 1
-"""The longest timeout that PostgreSQL accepts, in milliseconds."""
-
-_SHORT_WAIT = 1.0
-"""Seconds for which one statement waits for a lock, if the driver lets no signal end the wait."""
+_MARIADB_LOCKED = 1205  # the errors of a lock that another transaction holds
+_LONGEST_WAIT = 2**31 - 1  # the longest timeout that PostgreSQL accepts, in milliseconds
+_SHORT_WAIT = 1.0  # seconds that one statement waits for a lock, if no signal can end the wait
 
 _PRECISE = (
     "current_setting('extra_float_digits'), set_config('extra_float_digits', "
@@ -57,15 +50,11 @@ class Dialect:
     """The operations that differ between databases, as most databases do them."""
 
     vendor: str
-    begin: str
-    """Begins a transaction of the broker; on SQLite it also waits for the write lock."""
-    lock: str
-    """Waits for all other transactions that change jobs; empty when ``begin`` waits for them."""
-    now: str
-    """An expression for epoch seconds; empty when the database uses this machine's clock."""
+    begin: str  # begins a transaction of the broker; on SQLite it also waits for the write lock
+    lock: str  # waits for all others that change jobs; empty when ``begin`` waits for them
+    now: str  # an expression for epoch seconds; empty when the database uses this machine's clock
     most_parameters = 60_000
-    blob = "{}"
-    """How a query reads the bytes in a column of :meth:`table_of`."""
+    blob = "{}"  # how a query reads the bytes in a column of :meth:`table_of`
 
     def prepare(self, wrapper: Any, patience: float) -> None:
         """Set up a fresh connection of the broker's own."""
@@ -210,8 +199,7 @@ class SQLite(Dialect):
         return self.is_locked(error)
 
 
-_IDLE, _ACTIVE = 0, 1
-"""States of a connection of libpq, which both drivers report by these numbers."""
+_IDLE, _ACTIVE = 0, 1  # states of a connection of libpq, which both drivers report by these numbers
 
 
 def _is_psycopg_3(connection: Any) -> bool:

@@ -15,8 +15,7 @@ from tidemill.brokers.django.tables import Rows
 from tidemill.brokers.rules.due import check_due
 from tidemill.brokers.rules.workflows import is_needed
 
-PIECE = 500
-"""The most jobs of one piece."""
+PIECE = 500  # the most jobs of one piece
 
 
 def come_due(jobs: StoredJobs) -> bool:

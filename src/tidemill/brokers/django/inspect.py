@@ -20,8 +20,7 @@ from tidemill.brokers.django.tables import QUEUE_COLUMNS, Rows
 from tidemill.core.envelope import decode_envelope
 from tidemill.core.job import Record, State
 
-_SCAN = 1000
-"""Jobs that one query reads when the filter looks inside envelopes."""
+_SCAN = 1000  # jobs that one query reads when the filter looks inside envelopes
 
 
 def _record(row: Sequence[Any], *, listed: bool = False) -> Record:

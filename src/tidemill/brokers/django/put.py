@@ -21,8 +21,7 @@ from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Placed, Put
 
-_NONCE = "nonce"
-"""The kind of rows of history that keep the answers to puts."""
+_NONCE = "nonce"  # the kind of rows of history that keep the answers to puts
 _KEEP = 600.0  # seconds
 _puts = msgspec.msgpack.Decoder(list[tuple[str, Placed]])
 

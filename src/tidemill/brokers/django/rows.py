@@ -11,14 +11,9 @@ from tidemill.brokers.rules.transitions import LOST, MESSAGES, TASKS, Item
 from tidemill.core.envelope import Envelope, decode_envelope
 from tidemill.core.job import Attempt, State, is_purged
 
-STATES = tuple(State)
-"""The states by their number in the table."""
-
-LIMITED = 4
-"""Added to the kind of a job under a limit, so that the queries for other jobs skip this job."""
-
-IN_FLOW, PLAIN, PURGED = 1, 2, 3
-"""Values of ``linked``: a finished job of a flow, a success without a result, a purged job."""
+STATES = tuple(State)  # the states by their number in the table
+LIMITED = 4  # added to the kind of a job under a limit, so that other queries skip this job
+IN_FLOW, PLAIN, PURGED = 1, 2, 3  # ``linked``: of a flow; a success without a result; purged
 
 _NUMBERS = {state: number for number, state in enumerate(STATES)}
 
@@ -29,8 +24,7 @@ CHANGING = (
 """The columns that change, in the order of :func:`values_of`."""
 
 FIXED = ("seq", "id", "queue", "task", "key", "share", "envelope")
-COLUMNS = (*CHANGING, *FIXED)
-"""All columns of a job."""
+COLUMNS = (*CHANGING, *FIXED)  # all columns of a job
 
 _READ = ", ".join(f'"{name}"' for name in (*CHANGING, "seq", "envelope"))
 SELECT = f"SELECT {_READ} FROM tidemill_job WHERE "

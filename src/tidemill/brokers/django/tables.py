@@ -202,8 +202,7 @@ _TOTALS = ("accepted", "succeeded", "failed", "cancelled", "expired", "retried",
 QUEUE_COLUMNS = ("name", "paused", "max_size", *_TOTALS)
 
 
-_SPARE = 1000
-"""A count of jobs stops this far above the queue's bound. A put replaces fewer jobs than that."""
+_SPARE = 1000  # a count of jobs stops this far above the bound; a put replaces fewer jobs than that
 
 
 class QueueRow:

@@ -12,8 +12,7 @@ import itertools
 import os
 import socket
 
-OWNERS, WAITERS = "o", "w"
-"""The first letter of a socket's name: an owner, or a caller that waits for a job to end."""
+OWNERS, WAITERS = "o", "w"  # the first letter of a socket's name: an owner; a caller of ``wait``
 
 _numbers = itertools.count(1)
 _LONGEST = 100  # the most bytes in the path of a socket

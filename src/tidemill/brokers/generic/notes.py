@@ -12,8 +12,7 @@ from tidemill.brokers.contract.store import Store
 from tidemill.core.clock import clock
 
 _PAGE = 500
-_LONGEST = 120
-"""The most bytes of a name that a record name holds; a hash stands for a longer name."""
+_LONGEST = 120  # the most bytes of a name that a record name holds; a hash stands for a longer name
 
 
 class Notes:

@@ -19,14 +19,12 @@ from tidemill.errors import BrokerUnavailable, StoreFull, TidemillError
 
 log = logging.getLogger("tidemill")
 
-UNTAKEN = (BrokerUnavailable, StoreFull, OSError)
-"""Errors of a store that is away or full: the call may be repeated."""
+UNTAKEN = (BrokerUnavailable, StoreFull, OSError)  # the store is away or full: repeat
 
 Sleep = Callable[[Sequence[int], float], Sequence[int]]
 """Sleeps for some seconds, or until a descriptor is readable; returns the readable descriptors."""
 
-RETRY = 1.0
-"""Seconds from an error of the store to the next step, unless something wakes the loop."""
+RETRY = 1.0  # seconds from an error of the store to the next step, unless something wakes the loop
 
 
 def poll(fds: Sequence[int], timeout: float) -> list[int]:

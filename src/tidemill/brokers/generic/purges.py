@@ -29,14 +29,12 @@ from tidemill.errors import InvalidOption, StoreFull, TidemillError
 
 log = logging.getLogger("tidemill")
 
-_KEPT = 90 * 86_400.0
-"""Seconds for which a purge is listed."""
+_KEPT = 90 * 86_400.0  # seconds for which a purge is listed
 
 WHY_LEFT = "another job has their key, they have expired, or they belong to a flow"
 """Why a restore leaves jobs purged."""
 
-_PIECE = 500
-"""The most jobs that one call of the store changes."""
+_PIECE = 500  # the most jobs that one call of the store changes
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,8 +44,7 @@ from tidemill.core.job import (
     purged,
 )
 
-_PURGED_ROOM = 400
-"""Bytes that a purge may add to each job: its error, and its entry in the table of pruning."""
+_PURGED_ROOM = 400  # bytes that a purge may add to each job: its error, and its entry for pruning
 
 
 def _each(

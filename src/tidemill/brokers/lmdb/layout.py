@@ -38,22 +38,19 @@ import lmdb
 
 from tidemill.brokers.contract.history_rows import QUEUE_TOTALS
 
-FORMAT = 1
-"""The format number; it grows when an older tidemill can no longer read new data."""
+FORMAT = 1  # the format number; it grows when an older tidemill can no longer read new data
 
 MICRO = 1_000_000
 
 NUMBER = struct.Struct(">Q")
 READY_KEY = struct.Struct(">IIQ")  # line, rank, sequence
-LOST = 1 << 31
-"""The bit that marks the line of a queue's tasks whose worker died."""
+LOST = 1 << 31  # the bit that marks the line of a queue's tasks whose worker died
 LEASE_KEY = struct.Struct(">QQ")  # owner, token
 LEASE_VALUE = struct.Struct(">IIQQQ")  # ready key, leased (wall), deadline (store, 0 none); then id
 DUE_KEY = struct.Struct(">BQBQ")  # clock, time, kind, number
 DUE_JOB, DUE_EXPIRY, DUE_LEASE, DUE_HELD, DUE_LIMITER = range(5)
 DUE_PARTITION, DUE_FALL = range(5, 7)
-HELD, UNUSED = 2, 3
-"""The clocks of entries that wake nobody when they come due."""
+HELD, UNUSED = 2, 3  # the clocks of entries that wake nobody when they come due
 FIN_KEY = struct.Struct(">BQQ")  # class, prune time, seq
 _ROW = struct.Struct(">IBI4Q7QBB")  # the fields of ``Row`` from number to forgotten
 

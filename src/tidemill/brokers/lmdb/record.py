@@ -258,8 +258,7 @@ KEPT_PLAIN, KEPT_RESULT, KEPT_OTHER, KEPT_LINKED = range(4)
 cancelled or expired; failed or purged; jobs of flows. A job of a flow gets one of the other classes
 when no later job needs it any more."""
 
-KEPT = struct.Struct(">QQQ")
-"""The numbers of jobs in the first three classes, as stored."""
+KEPT = struct.Struct(">QQQ")  # the numbers of jobs in the first three classes, as stored
 
 
 def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:

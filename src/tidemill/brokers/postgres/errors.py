@@ -35,8 +35,7 @@ class SerializationConflict(TidemillError, psycopg.errors.SerializationFailure):
     """A transaction under REPEATABLE READ or SERIALIZABLE must be repeated from its start."""
 
 
-NOT_MIGRATED = "run: tidemill migrate URL"
-"""The advice for tables that are missing or old."""
+NOT_MIGRATED = "run: tidemill migrate URL"  # the advice for tables that are missing or old
 
 _REFUSED = {
     "28P01": "the password is wrong; check the url",

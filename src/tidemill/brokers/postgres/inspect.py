@@ -25,8 +25,7 @@ from tidemill.core.envelope import decode_envelope, decode_listed
 from tidemill.core.job import Attempt, Outcome, Record, State, run_of, whole_progress
 
 _STATES = tuple(State)
-_SCAN = 2000
-"""Jobs that one query reads when the filter looks inside envelopes."""
+_SCAN = 2000  # jobs that one query reads when the filter looks inside envelopes
 
 
 class _Row(msgspec.Struct):

@@ -9,8 +9,7 @@ from tidemill.brokers.postgres.statements import Session
 from tidemill.core.envelope import JobLimit, LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
-_CUT = "\x1f"
-"""Separates the name and the key of a partition: neither has control characters."""
+_CUT = "\x1f"  # separates the name and the key of a partition: neither has control characters
 
 
 def lane_of(claim: JobLimit) -> str:

@@ -32,8 +32,7 @@ _FIELDS = (
     *("conflict", "verdict", "linked", "next", "waits", "inputs", "period", "max_wait"),
     *("lane", "cost", "terms", "if_new", "backoff", "body"),
 )
-_LARGE = 4096
-"""The bytes of a body above which lists of jobs leave it out."""
+_LARGE = 4096  # the bytes of a body above which lists of jobs leave it out
 
 
 def _numbers(policy: RetryPolicy) -> tuple[float, ...]:

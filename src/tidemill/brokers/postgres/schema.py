@@ -25,8 +25,7 @@ from tidemill.brokers.postgres.errors import NOT_MIGRATED, Refused
 from tidemill.core.clock import new_id
 
 _LOCK = 0x7469_6465  # "tide"
-LOCK_TIMEOUT = 500
-"""Milliseconds that a migration waits for a lock before it lets other users through."""
+LOCK_TIMEOUT = 500  # milliseconds that a migration waits for a lock before it lets others through
 
 _NAME = re.compile(r"\btidemill\b")
 
@@ -60,8 +59,7 @@ def _functions() -> tuple[str, str]:
     return text, hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-VERSION = len(_migrations())
-"""The version of the tables of this code. A release that changes a function adds a migration."""
+VERSION = len(_migrations())  # of the tables; a release that changes a function adds a migration
 
 
 def installed(conn: psycopg.Connection, schema: str) -> Installed | None:

@@ -19,14 +19,9 @@ _LIBPQ = (
     *("sslmode", "sslpassword", "sslrootcert", "target_session_attrs", "user"),
 )
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-_LEAST = 2.0
-"""Seconds: the shortest time limit of an answer, and the time limit of a new connection."""
-
-OVER = 0.25
-"""Seconds that a call waits after its limit. The server ends waits for locks at the limit."""
-
-CANCEL = 0.5
-"""Seconds that the server has to take a request to cancel."""
+_LEAST = 2.0  # seconds: the shortest time limit of an answer, and that of a new connection
+OVER = 0.25  # seconds that a call waits after its limit, at which the server ends waits for locks
+CANCEL = 0.5  # seconds that the server has to take a request to cancel
 
 _SECRET = ("password", "sslpassword", "direct")
 

@@ -21,11 +21,8 @@ from tidemill.core.clock import clock
 from tidemill.core.locks import LongLock
 
 _LOG = logging.getLogger("tidemill.postgres")
-_COARSE = 1.0
-"""Seconds between two looks where no notifications arrive."""
-
-_CHORES = 0.5
-"""Seconds between the chores of one process."""
+_COARSE = 1.0  # seconds between two looks where no notifications arrive
+_CHORES = 0.5  # seconds between the chores of one process
 
 
 class Statements:

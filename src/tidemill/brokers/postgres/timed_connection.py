@@ -22,11 +22,8 @@ from tidemill.brokers.postgres.errors import Stalled, translated
 from tidemill.brokers.postgres.settings import CANCEL, Address
 from tidemill.core.signals import InterruptibleWait, raised_by_handler
 
-_TICK = 0.1
-"""Seconds after which psycopg looks for a signal. With 0, psycopg would not sleep at all."""
-
+_TICK = 0.1  # seconds after which psycopg looks for a signal; with 0, it would not sleep at all
 _LONGEST = 2**31 - 1  # milliseconds: the longest timeout that the server accepts
-
 _inherited: list[object] = []  # connections that the parent still uses: never closed here
 
 

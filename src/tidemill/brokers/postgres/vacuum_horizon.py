@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidemill.brokers.postgres.statements import Session
 
-_OLD = 60.0
-"""The age in seconds from which a transaction is named."""
-
-_FAR = 50_000
-"""The age in transactions, for holders whose time is unknown: standbys, slots, hidden users."""
+_OLD = 60.0  # the age in seconds from which a transaction is named
+_FAR = 50_000  # the age in transactions, for holders without a time: standbys, slots, hidden users
 
 _HOLDERS = """
 SELECT kind, pid, who, app, state, seconds, far FROM (

@@ -46,8 +46,7 @@ _PUBLISHERS_BEAT = 600
 """Seconds between heartbeats of the connection that only publishes. Its process may run tasks,
 which may hold the interpreter lock for minutes. No lease depends on this connection."""
 
-_FAREWELL = 5.0
-"""Seconds that a closing broker waits for the work under way."""
+_FAREWELL = 5.0  # seconds that a closing broker waits for the work under way
 
 _TICK = 3600.0
 
@@ -91,8 +90,7 @@ class RabbitBroker:
     features = frozenset(
         (Feature.DURABLE, Feature.PROCESSES, Feature.DELAY, Feature.PRIORITY, Feature.FAILED)
     )
-    boards = ""
-    """No folder: only the worker itself would read its scoreboard."""
+    boards = ""  # no folder: only the worker itself would read its scoreboard
 
     def __init__(self, settings: Settings) -> None:
         self.url = settings.shown

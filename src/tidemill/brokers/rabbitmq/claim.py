@@ -41,11 +41,8 @@ _SUCCESS = int(Outcome.SUCCESS)
 
 RAN_OUT = "ttr passed without an ack"
 
-_ASK_AGAIN = 0.05
-"""Seconds until the server is asked again whether a place is empty."""
-
-_ARRIVES = 0.1
-"""Seconds after which the server counts the messages that were sent back to a queue."""
+_ASK_AGAIN = 0.05  # seconds until the server is asked again whether a place is empty
+_ARRIVES = 0.1  # seconds after which the server counts the messages that were sent back to a queue
 
 
 class OwnerContext(msgspec.Struct, frozen=True):
@@ -447,8 +444,7 @@ class AttachedOwner:
             self.wake_up.tell()
 
 
-UNWANTED = 1.0
-"""Seconds after which unwanted messages go back."""
+UNWANTED = 1.0  # seconds after which unwanted messages go back
 
 
 def _parts(missing: int, rows: Sequence[Sequence[QueueState]]) -> list[int]:
@@ -580,8 +576,7 @@ class Credit:
         state.peak = state.needs
 
 
-ANSWER_WITHIN = 10.0
-"""Seconds within which the server must say whether it has a message."""
+ANSWER_WITHIN = 10.0  # seconds within which the server must say whether it has a message
 
 
 class BasicGet:

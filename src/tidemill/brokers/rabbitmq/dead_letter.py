@@ -28,17 +28,13 @@ from tidemill.core.crash_points import point
 from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Record, State
 
-SHOWN_MOST = 10_000
-"""The most jobs that a look shows: the jobs that failed first."""
+SHOWN_MOST = 10_000  # the most jobs that a look shows: the jobs that failed first
 
 PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
 """The most messages, and bytes of their replacements, that one call keeps in memory."""
 
-_LOOKS_MOST = 8
-"""The most looks that are kept for later pages."""
-
-_FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2
-"""Seconds until a new queue must answer, and between two questions."""
+_LOOKS_MOST = 8  # the most looks that are kept for later pages
+_FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2  # seconds until a new queue must answer; between two questions
 
 _Sent = Callable[[Sequence[Outgoing]], None]
 

@@ -180,16 +180,12 @@ def server_priority(rank: int) -> int:
     return int(middle + step if priority > 0 else middle - step)
 
 
-HOME = "home"
-"""The header that names the place of a job when it is due."""
-
-_FIRST: Final = 0.5
-"""Seconds: the least delay of level 1. Level 0 is for shorter delays."""
+HOME = "home"  # the header that names the place of a job when it is due
+_FIRST: Final = 0.5  # seconds: the least delay of level 1. Level 0 is for shorter delays.
 
 LEVELS: Final = 24
 
-LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)
-"""Seconds of the longest delay in one timer queue: 48 days."""
+LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)  # seconds of the longest delay in one queue: 48 days
 
 
 def level_of(seconds: float) -> int:

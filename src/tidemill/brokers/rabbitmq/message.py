@@ -35,8 +35,7 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _ERROR_MOST = 2000
 
-_TASK_MOST = 60
-"""Characters of a task's name that a message shows to people. The server has room for 255 bytes."""
+_TASK_MOST = 60  # characters of a task's name that people see; the server has room for 255 bytes
 
 
 class Carried(msgspec.Struct):

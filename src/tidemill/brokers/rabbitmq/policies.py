@@ -17,8 +17,7 @@ from tidemill.brokers.rabbitmq.settings import Settings
 
 _PORT, _TLS_PORT = 15672, 15671
 
-_WITHIN = 3.0
-"""Seconds within which the management plugin must answer."""
+_WITHIN = 3.0  # seconds within which the management plugin must answer
 
 _COLUMNS = "name,policy,operator_policy,effective_policy_definition"
 

@@ -51,23 +51,18 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 REFUSED = "refused a message (it is full, or has no majority)"
 
-_STARTING = "is down or inaccessible"
-"""The server's text for a queue whose node is away, and for every queue right after a start."""
+_STARTING = "is down or inaccessible"  # a queue whose node is away, every queue after a start
 
 _NEVER_MADE = ("ACCESS_REFUSED", "NOT_ALLOWED", "NOT_IMPLEMENTED", "PRECONDITION_FAILED")
 """The beginnings of the server's text for a queue that it will never make."""
 
-_AGAIN, _AGAIN_MOST = 0.2, 2.0
-"""Seconds until a place is tried again, at first and at most."""
-
-_SILENT = 60.0
-"""Seconds without an answer after which messages are sent again over another channel."""
+_AGAIN, _AGAIN_MOST = 0.2, 2.0  # seconds until a place is tried again, at first and at most
+_SILENT = 60.0  # seconds without an answer after which messages are sent again over another channel
 
 FIRST, MOST = 16, 1000
 """Messages of a place under way, at first and at most: enough to hide the delay of the disk."""
 
-_TRIES = 3
-"""Tries of a batch whose channel the server closes, maybe because of another batch."""
+_TRIES = 3  # tries of a batch whose channel the server closes, maybe because of another batch
 
 
 class Outgoing(msgspec.Struct):
@@ -123,8 +118,7 @@ class Batch:
         return f"{self.stored} of {count} were stored, and {self.unsure} more may be"
 
 
-Entry = tuple[Batch, Outgoing, bool]
-"""The batch of a message, the message, and True if it was sent before without an answer."""
+Entry = tuple[Batch, Outgoing, bool]  # the last is True for a message sent before without answer
 
 
 class PublishChannel:
@@ -377,8 +371,7 @@ _REVIEW, _UNSURE = 0.25, 0.5
 """The most seconds between two checks of a put's patience; and the seconds that a refused put waits
 for missing answers after its patience."""
 
-_CHANNELS = 500
-"""The most channels that are open at a time. The server allows 2,047 for a connection."""
+_CHANNELS = 500  # the most that are open at a time; the server allows 2,047 for a connection
 
 
 class Publisher(ConnectionListener):

@@ -33,8 +33,7 @@ log = logging.getLogger("tidemill.rabbitmq")
 
 _CREDIT = 500
 
-_AGAIN = 1.0
-"""Seconds until a lost stream is read again."""
+_AGAIN = 1.0  # seconds until a lost stream is read again
 
 
 class Registry(ConnectionListener):
@@ -149,11 +148,8 @@ class Registry(ConnectionListener):
             mark.set()
 
 
-_EVERY = 3600.0
-"""Seconds after which the announcer writes the names again."""
-
-_MOST = 10_000
-"""Names that the announcer remembers. It forgets the names that were used first."""
+_EVERY = 3600.0  # seconds after which the announcer writes the names again
+_MOST = 10_000  # names that the announcer remembers. It forgets the names that were used first.
 
 
 class Announcer:

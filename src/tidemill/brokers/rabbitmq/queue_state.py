@@ -23,8 +23,7 @@ from tidemill.brokers.rabbitmq.layout import Place
 from tidemill.brokers.rabbitmq.message import Carried
 from tidemill.core.job import DEFAULT_TTR
 
-_PART = 64
-"""A new consumer has at least 1/64 of the credit, so that a place has few consumers."""
+_PART = 64  # a new consumer has at least 1/64 of the credit, so that a place has few consumers
 
 _TINY = 4
 """A full consumer ends if its prefetch is less than 1/4 of a new consumer's prefetch. Each consumer

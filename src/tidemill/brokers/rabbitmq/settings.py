@@ -15,8 +15,7 @@ from tidemill.core.config import Url, check_known
 from tidemill.errors import InvalidOption
 
 PORT, TLS_PORT = 5672, 5671
-CONNECT_TIMEOUT = 5.0
-"""Seconds that one host has to answer."""
+CONNECT_TIMEOUT = 5.0  # seconds that one host has to answer
 
 _OPTIONS = (
     *("management", "owner_lease", "patience", "prefix", "queues"),

@@ -43,8 +43,7 @@ of these as deaths. So a task that kills its workers is found, even if it was al
 sometimes.
 """
 
-_REMEMBERED = 20_000
-"""The number of runs whose end is remembered."""
+_REMEMBERED = 20_000  # the number of runs whose end is remembered
 
 
 class _Left:
@@ -83,10 +82,8 @@ class Settlement:
         self._ended: OrderedDict[str, Verdict | _Left] = OrderedDict()  # how runs ended, by run
         self._sent_back = sent_back
         self._announce = announce
-        self.lost: dict[str, HeldMessage] = {}
-        """By run: leases whose messages the server has again since the connection broke."""
-        self.storing = 0
-        """The number of messages whose replacements are on their way to the server."""
+        self.lost: dict[str, HeldMessage] = {}  # by run: leases whose messages the server has again
+        self.storing = 0  # the number of messages whose replacements are on their way to the server
 
     # -- leaving --------------------------------------------------------------------------------
 

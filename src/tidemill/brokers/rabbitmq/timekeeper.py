@@ -37,20 +37,11 @@ from tidemill.core.clock import clock
 from tidemill.core.crash_points import point
 from tidemill.core.locks import Event
 
-_WINDOW = 256
-"""Messages of a timer queue that are held at a time."""
-
-_TOGETHER = 64
-"""Messages that are confirmed and acknowledged together."""
-
-_BYTES = 64_000_000
-"""Bytes of held bodies, of all timer queues together, above which windows get smaller."""
-
-_HOLD_MOST, _LOOK_EVERY = 300.0, 60.0
-"""Seconds: the longest time to hold a message, and the time between two checks of these times."""
-
-_GRAIN = 0.0005
-"""Seconds by which a timer may be early."""
+_WINDOW = 256  # messages of a timer queue that are held at a time
+_TOGETHER = 64  # messages that are confirmed and acknowledged together
+_BYTES = 64_000_000  # of held bodies of all timer queues, above which windows get smaller
+_HOLD_MOST, _LOOK_EVERY = 300.0, 60.0  # seconds to hold a message, and between two checks of them
+_GRAIN = 0.0005  # seconds by which a timer may be early
 
 
 class _Held:

@@ -27,9 +27,7 @@ from tidemill.core.clock import clock, new_id
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler, runs_handlers
 from tidemill.errors import NotReplicated, TidemillError
 
-STEP_TIMEOUT = 3.0
-"""Seconds that a call may take. A longer ``patience`` replaces this limit."""
-
+STEP_TIMEOUT = 3.0  # seconds that a call may take. A longer ``patience`` replaces this limit.
 _DUE = b"due"  # the answer when other calls must first move many due jobs
 _LAST = (False, *[True] * 5)  # the most tries of one call, for example after MOVED
 _SERIAL = struct.Struct(">Q")

@@ -24,11 +24,8 @@ from tidemill.brokers.redis.errors import Away, is_broken, translate
 from tidemill.brokers.redis.settings import Address
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 
-CONNECT_TIMEOUT = 2.0
-"""Seconds in which a server must accept a connection."""
-
-SILENCE = 1.0
-"""Seconds without an answer before Sentinel or the cluster is asked for the master."""
+CONNECT_TIMEOUT = 2.0  # seconds in which a server must accept a connection
+SILENCE = 1.0  # seconds without an answer before Sentinel or the cluster is asked for the master
 
 _BACKOFF, _BACKOFF_MOST = 0.05, 1.0
 _MOVED = re.compile(r"MOVED \d+ (\S*):(\d+)")

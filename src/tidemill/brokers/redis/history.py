@@ -22,8 +22,7 @@ from tidemill.brokers.shared.folded_history import (
     sum_rows,
 )
 
-_PERIODS_MOST = 200
-"""Periods that one call reads."""
+_PERIODS_MOST = 200  # periods that one call reads
 
 
 def pack_history(rows: Sequence[HistoryRow]) -> list[bytes]:

@@ -21,11 +21,8 @@ from tidemill.core.envelope import decode_envelope
 from tidemill.core.job import Record, State
 from tidemill.errors import TidemillError
 
-_SCAN = 500
-"""Jobs that one call examines."""
-
-_SCAN_IDS = 10_000
-"""Ids that one call compares, without their jobs."""
+_SCAN = 500  # jobs that one call examines
+_SCAN_IDS = 10_000  # ids that one call compares, without their jobs
 
 _GET_MOST = 1000
 _QUEUES_MOST = b"50"

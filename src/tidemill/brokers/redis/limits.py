@@ -11,8 +11,7 @@ from tidemill.brokers.redis.record import MICRO, TERMS, pack_terms
 from tidemill.core.envelope import LimitSettings
 from tidemill.limits.arithmetic import Held, LimitStats
 
-_PARTITIONS_MOST = b"500"
-"""The most partitions of a limit that one call counts."""
+_PARTITIONS_MOST = b"500"  # the most partitions of a limit that one call counts
 
 
 class Ledger:

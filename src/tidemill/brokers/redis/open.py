@@ -13,8 +13,7 @@ from tidemill.errors import BrokerUnavailable, TidemillError
 
 log = logging.getLogger("tidemill.redis")
 
-FORMAT = b"1"
-"""The version of the format; it grows when an older tidemill cannot read the store any more."""
+FORMAT = b"1"  # it grows when an older tidemill cannot read the store any more
 
 
 def open_store(lines: ServerConnections) -> tuple[int, int]:

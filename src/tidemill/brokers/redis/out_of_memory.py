@@ -17,14 +17,9 @@ from tidemill.errors import StoreFull
 
 log = logging.getLogger("tidemill.redis")
 
-_SAID_FOR = 60.0
-"""Seconds between two log entries that results are not kept."""
-
-_SMALL = 100
-"""Bytes of a result that is kept in any case."""
-
-_SHORT = 500
-"""Bytes of an error that are kept in any case."""
+_SAID_FOR = 60.0  # seconds between two log entries that results are not kept
+_SMALL = 100  # bytes of a result that is kept in any case
+_SHORT = 500  # bytes of an error that are kept in any case
 
 
 class MemoryRoom:

@@ -36,8 +36,7 @@ from tidemill.core.job import Command, Lease, Note, Owner, Record
 from tidemill.errors import BrokerUnavailable, StoreMoved
 
 _LONGEST = 3600.0
-_RETURN = 5.0
-"""Seconds that living owners have to renew their leases once the server answers again."""
+_RETURN = 5.0  # seconds that living owners have to renew their leases once the server answers again
 
 _MODES = {Mode.FAIR: 0, Mode.STRICT: 1, Mode.MERGED: 2}
 _HEAD = struct.Struct(">QQQH").pack

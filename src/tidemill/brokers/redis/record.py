@@ -60,8 +60,7 @@ _WAITS = {"": 0, RunOn.SUCCESS: 1, RunOn.ANY: 2, RunOn.FAILURE: 3, RunOn.BARRIER
 _CONFLICTS = {Conflict.KEEP: 0, Conflict.REJECT: 1, Conflict.REPLACE: 2, Conflict.MERGE: 3}
 
 
-PUT_MOST = 50_000
-"""The most jobs of one put: the server does nothing else meanwhile."""
+PUT_MOST = 50_000  # the most jobs of one put: the server does nothing else meanwhile
 
 
 def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:

@@ -15,11 +15,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-LIBRARIES = b"tidemill_*"
-"""The pattern of the names of all tidemill libraries, of any version."""
-
-_YOUNG = 86400.0
-"""Seconds for which a library stays: another version may run beside this one meanwhile."""
+LIBRARIES = b"tidemill_*"  # the pattern of the names of all tidemill libraries, of any version
+_YOUNG = 86400.0  # seconds for which a library stays: another version may run beside this one
 
 _PARTS = (
     *("layout", "limiter", "transitions", "unique", "limits", "partitions"),

@@ -35,8 +35,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     sentinel_user: str = ""
     sentinel_password: str = ""
     tls: dict[str, Any] | None = None
-    shown: str = ""
-    """The URL without its passwords."""
+    shown: str = ""  # the URL without its passwords
 
     @property
     def where(self) -> str:

@@ -20,8 +20,7 @@ from tidemill.brokers.shared.waits import Parked, Until, sleep
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 from tidemill.errors import BrokerUnavailable
 
-PING_EVERY = 10.0
-"""Seconds between pings: networks silently drop connections without traffic."""
+PING_EVERY = 10.0  # seconds between pings: networks silently drop connections without traffic
 
 PING_MASTER_EVERY = 3.0
 """Seconds between pings where Sentinel or a cluster may replace a server that hangs."""

@@ -29,9 +29,7 @@ from tidemill.brokers.lmdb.record import (
 from tidemill.brokers.lmdb.settle import expire_lease
 from tidemill.brokers.lmdb.transitions import Transitions
 
-_PROMOTE_MOST = 5000
-"""The most jobs that become ready in one commit, which takes some 40 ms. A job that ends counts as
-``_END`` jobs."""
+_PROMOTE_MOST = 5000  # jobs that become ready in one commit (40 ms); an end counts as ``_END`` jobs
 
 _END = 10
 

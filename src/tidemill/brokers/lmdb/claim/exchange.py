@@ -59,8 +59,7 @@ from tidemill.core.job import NOT_STARTED, Command, Lease, Outcome, Verdict
 from tidemill.core.signals import SignalsDeferred
 from tidemill.core.verdicts import is_given_back
 
-FRESH = 10
-"""An owner's sign of life is written again only after a tenth (1 / ``FRESH``) of its lease."""
+FRESH = 10  # an owner's sign of life is written again after a tenth of its lease only
 
 
 def exchange(
@@ -277,8 +276,7 @@ def fetch(commit: Transitions, local_owner: LocalOwner, want: Want | None) -> li
     return leases
 
 
-_PATIENCE = 0.05
-"""Seconds that a sleeper waits for the commit of a put that leases to it."""
+_PATIENCE = 0.05  # seconds that a sleeper waits for the commit of a put that leases to it
 
 
 def fetch_committed(store: Store, local_owner: LocalOwner, step: Step) -> Reply | None:

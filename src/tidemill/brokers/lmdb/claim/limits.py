@@ -63,8 +63,7 @@ from tidemill.limits.arithmetic import (
 if TYPE_CHECKING:
     from tidemill.brokers.lmdb.transitions import Transitions
 
-QUEUE_LIMITS, LIMITS = "g/", "l/"
-"""Prefixes of records in the main database: for the limiter of a queue, and for a limit."""
+QUEUE_LIMITS, LIMITS = "g/", "l/"  # prefixes of records: a queue's limiter, a limit
 
 
 class Limited(msgspec.Struct, array_like=True):
@@ -274,8 +273,7 @@ def seconds_until(when: int, now: int) -> float:
 
 
 _LINE = struct.Struct(">I")
-COST = struct.Struct(">d")
-"""The cost that precedes the id of a job in the table of partitions."""
+COST = struct.Struct(">d")  # the cost that precedes the id of a job in the table of partitions
 
 Place = tuple[int, int, int]
 

@@ -32,8 +32,7 @@ from tidemill.errors import StoreFull, StoreGone
 
 log = logging.getLogger("tidemill")
 
-MAP_FOR_PUTS = 0.75
-"""The part of the map that puts may fill; the rest is for settling running jobs."""
+MAP_FOR_PUTS = 0.75  # the part of the map that puts may fill; the rest is for settling running jobs
 
 _SPARE_MOST = 4 << 20
 _BELIEVED, _DOUBTED = 0.25, 0.05  # seconds that a look stays valid: with room, and with a shortage

@@ -327,8 +327,7 @@ def _beside_a_parents() -> Iterator[None]:
             _envid.env_keys = keys
 
 
-Identity = tuple[int, int]
-"""Device and inode of a data file; (0, 0) for none."""
+Identity = tuple[int, int]  # device and inode of a data file; (0, 0) for none
 
 
 # -- the two files of an environment -------------------------------------------------------------

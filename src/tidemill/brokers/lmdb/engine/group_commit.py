@@ -50,15 +50,9 @@ from tidemill.core.signals import (
 )
 from tidemill.errors import StoreBusy, TidemillError
 
-PATIENCE = 30.0
-"""Seconds that a caller waits for the write lock, unless the URL has another value."""
-
-BRISK = 1.0
-"""Seconds that the steps of a supervisor, housekeeping and detaching wait for the write lock."""
-
-
-LONG = 5.0
-"""Seconds of a wait for the write lock after which the log names its holder."""
+PATIENCE = 30.0  # seconds that a caller waits for the write lock, unless the URL has another value
+BRISK = 1.0  # seconds that a supervisor's steps, housekeeping and detaching wait for the write lock
+LONG = 5.0  # seconds of a wait for the write lock after which the log names its holder
 
 log = logging.getLogger("tidemill")
 

@@ -49,12 +49,10 @@ if TYPE_CHECKING:
     from tidemill.brokers.lmdb.open import Settings
     from tidemill.brokers.lmdb.transitions import Transitions
 
-MAP_SIZE = 1 << 38
-"""Bytes of address space; the file takes only as much disk as its content."""
+MAP_SIZE = 1 << 38  # bytes of address space; the file takes only as much disk as its content
 
 _LENT_MOST = 50_000
-PREFIX = "tidemill-"
-"""The prefix of the names of tidemill's databases, unless the caller asks for another."""
+PREFIX = "tidemill-"  # of the names of tidemill's databases, unless the caller asks for another
 
 T = TypeVar("T")
 

@@ -23,11 +23,8 @@ from tidemill.brokers.lmdb.engine.write_lock import named
 from tidemill.core.forks import after_fork
 from tidemill.errors import InvalidOption
 
-SLOW = 1.0
-"""Seconds that a transaction may stay open before the log says so."""
-
-RESIZE_WAIT = 30.0
-"""Seconds that a thread waits for the transactions of other threads before it maps a file again."""
+SLOW = 1.0  # seconds that a transaction may stay open before the log says so
+RESIZE_WAIT = 30.0  # seconds that a new mapping of the file waits for transactions of other threads
 
 log = logging.getLogger("tidemill")
 

@@ -35,8 +35,7 @@ from tidemill.core.scoreboard import allocate
 from tidemill.core.signals import InterruptibleWait, write_unkilled
 from tidemill.errors import BrokerUnavailable
 
-TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8
-"""Kinds of waits."""
+TASKS, MESSAGES, RESULT, SPACE = 1, 2, 4, 8  # kinds of waits
 ALL = 2**64 - 1
 LOOK, LEASED, COMMITTED = b"x", b"p", b"g"
 """Hints: look into the store; a put leases to the sleeper; that put is committed."""

@@ -44,10 +44,7 @@ from tidemill.core.job import Record, State, whole_progress
 from tidemill.errors import InvalidOption
 from tidemill.limits.arithmetic import Held, LimitStats, first_closed
 
-_SCAN = 2000
-"""The most jobs that one read transaction looks at. A long read transaction makes the file grow,
-and a file never shrinks."""
-
+_SCAN = 2000  # jobs that one read transaction looks at: a long one makes the file grow, for good
 _BEHIND_LINE = READY_KEY.size - 4  # the bytes of a ready key behind its line
 _RANKS_MOST = 256  # the most priorities among which the oldest job is sought; tasks have 201
 _PARKED_MOST = 1000  # the most keys of limits, each with its priorities, that a look goes through

@@ -79,8 +79,7 @@ _CLASSES = {
 }
 
 Rows = Iterator[tuple[bytes, bytes]]
-Entry = tuple[bytes, bytes]
-"""The number of a job, packed, and its id."""
+Entry = tuple[bytes, bytes]  # the number of a job, packed, and its id
 
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
@@ -271,14 +270,10 @@ def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
 # -- the order of acceptance ---------------------------------------------------------------------
 
 
-FIRST = 1 << 64
-"""A bound above all numbers."""
-
+FIRST = 1 << 64  # a bound above all numbers
 _AHEAD, _BEHIND = 1, 86_400  # seconds that an id in order may differ from the clock
 _ENTRY = struct.Struct(">cQ")  # i, number
-
-Numbered = Iterator[tuple[int, bytes, bytes, bool]]
-"""Number, id and record of jobs, and whether each is in order."""
+Numbered = Iterator[tuple[int, bytes, bytes, bool]]  # number, id, record, in order or not
 
 
 class Order:

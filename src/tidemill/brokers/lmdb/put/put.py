@@ -24,8 +24,7 @@ from tidemill.core.envelope import Envelope, encode_envelope
 from tidemill.core.job import Conflict, Placed, Put
 from tidemill.errors import DuplicateJob, QueueFull
 
-OVERHEAD = 400
-"""Bytes that a job takes up besides its body, approximately."""
+OVERHEAD = 400  # bytes that a job takes up besides its body, approximately
 
 
 def may_refuse(commit: Transitions, jobs: Sequence[Envelope]) -> bool:

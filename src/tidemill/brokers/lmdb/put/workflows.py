@@ -44,8 +44,7 @@ _COUNTS = struct.Struct(">II")  # pending, failures
 _LEFT = msgspec.msgpack.Decoder(tuple[str, tuple[int, int, str]])
 NO_LINKS = Links()
 
-FALL_MOST = 2000
-"""The most jobs that one commit counts down, which takes some 0.1 s."""
+FALL_MOST = 2000  # the most jobs that one commit counts down, which takes some 0.1 s
 
 
 def links_of(stored: Stored) -> Links:

@@ -115,11 +115,8 @@ _PAUSE, _PAUSE_MOST = 5.0, 300.0
 """Seconds until a queue that cannot be made is tried again; a silent queue waits longer each time,
 up to the second number."""
 
-BEGINS_WITHIN = 10.0
-"""Seconds within which a consumer must begin."""
-
-_MADE_AGAIN = 0.5
-"""Seconds until a deleted queue is made again, and until a closed channel is opened again."""
+BEGINS_WITHIN = 10.0  # seconds within which a consumer must begin
+_MADE_AGAIN = 0.5  # seconds until a deleted queue is made, or a closed channel opened, again
 
 
 Arrival = tuple[QueueState, int, bool, Properties, bytes, bool]

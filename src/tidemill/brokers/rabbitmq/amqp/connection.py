@@ -20,16 +20,11 @@ import pika
 from pika.channel import Channel
 from pika.frame import decode_frame
 
-Properties = bytes | pika.BasicProperties
-"""The properties of a message: the bytes of its frame, or the object that pika has read."""
-
+Properties = bytes | pika.BasicProperties  # the bytes of its frame, or what pika has read
+# The tag of the consumer, the tag of the message, whether it was handed out before, and the rest.
 Delivery = tuple[bytes, int, bool, Properties, bytes]
-"""A message: the tag of its consumer, its own tag, whether it was handed out before, its properties
-and its body."""
 
-Confirm = tuple[int, bool, bool]
-"""The confirm of a publication: its tag, whether it covers earlier tags, and whether the message is
-stored."""
+Confirm = tuple[int, bool, bool]  # its tag, whether it covers earlier tags, whether it is positive
 
 METHOD, HEADER, BODY = 1, 2, 3
 _END, _NO_FRAME = b"\xce", b"AMQP"
@@ -131,11 +126,8 @@ def decoded(properties: Properties) -> pika.BasicProperties:
     return properties
 
 
-_RECEIVE = 1 << 16
-"""Bytes read at a time."""
-
-_AROUND = 8
-"""Bytes of a frame before and after its body."""
+_RECEIVE = 1 << 16  # bytes read at a time
+_AROUND = 8  # bytes of a frame before and after its body
 
 Read = Callable[[bytes, int, int], tuple[list[Any], int]]
 """Reads frames of one kind from bytes: ``read_deliveries`` or ``read_confirms``."""

@@ -35,11 +35,8 @@ _PIKA = logging.getLogger("pika")
 if _PIKA.level == logging.NOTSET:
     _PIKA.setLevel(logging.CRITICAL)  # pika logs each step of a connection; we log the outcome
 
-_PAUSE, _PAUSE_MOST = 0.1, 1.0
-"""Seconds between two tries to connect."""
-
-_GOODBYE = 2.0
-"""Seconds within which the server must close the connection, too."""
+_PAUSE, _PAUSE_MOST = 0.1, 1.0  # seconds between two tries to connect
+_GOODBYE = 2.0  # seconds within which the server must close the connection, too
 
 
 class ConnectionListener:
@@ -330,11 +327,8 @@ def _call_off(connecting: Any) -> None:
             connection.close()
 
 
-_EVERY = 1.0
-"""Seconds between two looks."""
-
-DEAD = 6
-"""Looks without an answer after which a connection is given up."""
+_EVERY = 1.0  # seconds between two looks
+DEAD = 6  # looks without an answer after which a connection is given up
 
 _ASK, _WELL = 2, -30
 """The count of looks at which the check asks the server, and the count after the answer."""

@@ -31,14 +31,9 @@ _HEARTBEAT = 600
 _NOT_FOUND, _NONE = 404, "NOT_FOUND - no queue "
 """The answer for a missing place. With another text the place exists, but its node is away."""
 
-TAKE_MOST = (1 << 16) - 1
-"""The most messages that a consumer may hold."""
-
-_QUIET = 0.2
-"""Seconds without a message that end a walk, after all counted messages came."""
-
-_SILENT = 2.0
-"""Seconds without a message after which a walk counts the rest anew."""
+TAKE_MOST = (1 << 16) - 1  # the most messages that a consumer may hold
+_QUIET = 0.2  # seconds without a message that end a walk, after all counted messages came
+_SILENT = 2.0  # seconds without a message after which a walk counts the rest anew
 
 ANSWER_WITHIN = 10.0
 """Seconds within which a place must answer. A place that lost its log never answers.
@@ -58,8 +53,7 @@ class _Silence(AMQPHeartbeatTimeout):
         super().__init__(f"the queue {place.name} {why}")
 
 
-Seen = tuple[int, pika.BasicProperties, bytes]
-"""A taken message: its tag, its properties and its body."""
+Seen = tuple[int, pika.BasicProperties, bytes]  # a message: its tag, properties and body
 
 
 class ShortConnection:

@@ -40,17 +40,14 @@ _SLOW, _SILENT = 1.0, 10.0
 """Seconds without an answer to an errand. After the first number, other errands go on over another
 channel; after the second, the errand is given up."""
 
-_PROMPT = 0.2
-"""Seconds within which a working queue answers a declaration, as a rule."""
+_PROMPT = 0.2  # seconds within which a working queue answers a declaration, as a rule
 
 _NO_CREDIT = {"x-credit": {"credit": long(0), "drain": False}}
-_KNOW_CREDIT = ("3",)
-"""The major versions of servers that know credit."""
+_KNOW_CREDIT = ("3",)  # the major versions of servers that know credit
 
 SILENT = "it does not answer"
 
-Answer = Callable[[str], None]
-"""Called with an empty text when all is done, else with the reason."""
+Answer = Callable[[str], None]  # called with an empty text when all is done, else with the reason
 
 
 class _Errand:
