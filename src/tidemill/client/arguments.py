@@ -25,8 +25,7 @@ from tidemill.core.converters import KEPT, Converter, converter_of, full_name, i
 from tidemill.core.envelope import Ref
 from tidemill.errors import CodecError
 
-TEXT_MOST = 120
-"""The most characters of the text that shows a job's arguments."""
+TEXT_MOST = 120  # the most characters of the text that shows a job's arguments
 
 TEXT_OF_BODY = 2000
 """The most bytes of a body whose arguments get a text. Larger bodies would take too long."""

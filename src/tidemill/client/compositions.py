@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
 
-PAGE = 1000
-"""The number of members that one read returns."""
+PAGE = 1000  # the number of members that one read returns
 
 MEMBER_COUNT = "members"
 """The header of a group's job that holds the number of members.
@@ -525,8 +524,7 @@ def _is_part(record: Record, whole_id: str) -> bool:
 MOST_LOOKED_AT = 5
 """The most parents of a job, or members of a group, that a search for the cause reads."""
 
-_FLOW_JOBS = 500
-"""The most jobs of a flow that :func:`jobs_before` reads."""
+_FLOW_JOBS = 500  # the most jobs of a flow that :func:`jobs_before` reads
 
 
 def cause_of(store: JobStore, record: Record) -> Record | None:

@@ -169,8 +169,7 @@ def _line(text: str) -> str:
 
 D = TypeVar("D")
 
-_RAISE: Any = object()
-"""In place of a default: ``this_job`` raises outside of a job."""
+_RAISE: Any = object()  # in place of a default: ``this_job`` raises outside of a job
 
 running_job: contextvars.ContextVar[JobContext | None] = contextvars.ContextVar(
     "tidemill_job", default=None

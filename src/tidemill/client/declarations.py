@@ -28,8 +28,7 @@ from tidemill.limits.declare import Limit
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
-FRESH = 10.0
-"""Seconds for which a producer uses a declaration that it has read."""
+FRESH = 10.0  # seconds for which a producer uses a declaration that it has read
 
 ABSENT = 1.0
 """Seconds for which a producer remembers missing declarations, and names of declared tasks."""
@@ -37,8 +36,7 @@ ABSENT = 1.0
 AHEAD = 0.5
 """An event loop reads declarations again this many seconds before they get too old for use."""
 
-MOST = 1000
-"""The most declarations that a producer remembers, or reads for a suggestion."""
+MOST = 1000  # the most declarations that a producer remembers, or reads for a suggestion
 
 
 class _Body(msgspec.Struct, kw_only=True):

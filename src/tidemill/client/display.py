@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-LINES_MOST = 10
-"""The most failures that have a line above a progress bar."""
+LINES_MOST = 10  # the most failures that have a line above a progress bar
 
 _TEXT_MOST = 2000
 _LEFT = 'style="text-align:left"'

@@ -30,8 +30,7 @@ from tidemill.limits.declare import terms_text
 if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
-AHEAD_MOST = 10_000
-"""The most jobs that are counted before a ready job."""
+AHEAD_MOST = 10_000  # the most jobs that are counted before a ready job
 
 
 def explain_in(broker: Store, record: Record) -> str:

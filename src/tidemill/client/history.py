@@ -297,8 +297,7 @@ log = logging.getLogger("tidemill")
 Counts = tuple[int, ...]
 """The totals, the states, and the time since which the oldest job is ready (0 without one)."""
 
-TOTALS = len(QUEUE_TOTALS)
-"""The number of totals, which come first."""
+TOTALS = len(QUEUE_TOTALS)  # the number of totals, which come first
 
 NOTHING: Counts = (0,) * (TOTALS + len(QUEUE_STATES) + 1)
 """The numbers of a queue that does not exist."""
@@ -309,16 +308,14 @@ name."""
 
 _RAN = slice(1, 4)  # succeeded, failed, retried
 
-_LATE = 0.05
-"""A snapshot is due this many seconds after its minute, because clocks differ a little."""
+_LATE = 0.05  # a snapshot is due this many seconds after its minute, because clocks differ a little
 
 _NEEDS = {Feature.HISTORY, Feature.INSPECT}
 
 Read = Callable[[str, int, int, int], list[HistoryRow]]
 """Reads the rows of a kind and a span between two times."""
 
-ReadQueues = Callable[[], Sequence[QueueStats]]
-"""Reads the queues as they are now."""
+ReadQueues = Callable[[], Sequence[QueueStats]]  # reads the queues as they are now
 
 
 class Latest(NamedTuple):

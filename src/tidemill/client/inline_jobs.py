@@ -11,8 +11,7 @@ from tidemill.core.job import Record
 from tidemill.core.locks import Lock
 from tidemill.errors import BrokerUnavailable, StoreFull
 
-KEPT_MOST = 10_000
-"""The number of jobs that are kept; the oldest go first."""
+KEPT_MOST = 10_000  # the number of jobs that are kept; the oldest go first
 
 KEPT_BYTES = 64 << 20
 """The bytes of arguments, results and tracebacks that are kept; the latest job stays anyway."""

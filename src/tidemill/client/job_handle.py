@@ -52,15 +52,13 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 log = logging.getLogger("tidemill")
-FOREVER = 1e9
-"""Seconds of a wait without a timeout."""
+FOREVER = 1e9  # seconds of a wait without a timeout
 
 KEPT_HERE = f"among the last {KEPT_MOST:,} jobs that ran in this process (sync=True)"
 
 UNCOMMITTED = "its transaction has not been committed, or was rolled back"
 
-FRESH = 1.0
-"""Seconds for which a record that a search has read counts as read now."""
+FRESH = 1.0  # seconds for which a record that a search has read counts as read now
 
 FIRST_POLL, LONGEST_POLL = 1.0, 30.0
 """Seconds of the shortest and the longest wait of a thread on behalf of an event loop.

@@ -48,11 +48,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill")
 
-MOST = 1000
-"""The most messages that one call takes."""
-
-YOUNG_LEASE = 30.0
-"""A lease younger than this many seconds has surely not run out."""
+MOST = 1000  # the most messages that one call takes
+YOUNG_LEASE = 30.0  # a lease younger than this many seconds has surely not run out
 
 SHORT_PATIENCE = 1.0
 """The shortest time in seconds for which a step of ``get`` waits for other writers."""
@@ -63,8 +60,7 @@ BUSY_MOST = 30.0
 _PAUSE = 0.05  # seconds between two tries of a busy store that has no patience
 _PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store begins anew
 
-PATIENCE = 5.0
-"""Seconds that a close waits for running calls of ``get`` to end."""
+PATIENCE = 5.0  # seconds that a close waits for running calls of ``get`` to end
 
 
 # -- a message -------------------------------------------------------------------------------------

@@ -114,11 +114,8 @@ def seal(runtime: Runtime, envelope: Envelope) -> Envelope:
 
 # -- publishing ------------------------------------------------------------------------------------
 
-TOPIC = "topic"
-"""The header in each copy that holds the topic."""
-
-_MOST_TOPICS = 10_000
-"""The most topics whose queues an app remembers."""
+TOPIC = "topic"  # the header in each copy that holds the topic
+_MOST_TOPICS = 10_000  # the most topics whose queues an app remembers
 
 _ONE_QUEUE_ONLY = ("id", "key", "limit")
 

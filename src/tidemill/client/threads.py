@@ -28,8 +28,7 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-ACTING, WAITING = 64, 256
-"""The largest numbers of threads in an app's two pools."""
+ACTING, WAITING = 64, 256  # the largest numbers of threads in an app's two pools
 
 
 class Threads:

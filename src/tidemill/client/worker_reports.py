@@ -26,11 +26,8 @@ from tidemill.core.job import Command, Owner
 from tidemill.core.suggest import hint
 from tidemill.errors import InvalidOption, TidemillError
 
-KIND = "report"
-"""The kind of the notes that hold reports."""
-
-PATIENCE = 15.0
-"""Seconds after the end of a profile in which the worker must answer."""
+KIND = "report"  # the kind of the notes that hold reports
+PATIENCE = 15.0  # seconds after the end of a profile in which the worker must answer
 
 LONGEST, MOST_HERTZ = 600.0, 1000.0
 """The most seconds of a profile, and the most samples per second."""
@@ -170,11 +167,8 @@ def ask_worker(
 
 # -- a profile for people --------------------------------------------------------------------------
 
-_LEAST = 0.001
-"""A function gets a box if it has at least this part of all samples."""
-
-_DEEPEST = 150
-"""The most boxes below each other; browsers limit how deep elements nest."""
+_LEAST = 0.001  # a function gets a box if it has at least this part of all samples
+_DEEPEST = 150  # the most boxes below each other; browsers limit how deep elements nest
 
 
 class _Node:

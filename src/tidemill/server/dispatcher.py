@@ -39,14 +39,12 @@ from tidemill.server.waiters import BatchSize, JobKinds, PendingCommit, Reserved
 
 log = logging.getLogger("tidemill.server")
 
-MAX_VERDICTS = 1000
-"""The most verdicts in one step."""
+MAX_VERDICTS = 1000  # the most verdicts in one step
 
 SHORTEST_TICK, LONGEST_TICK = 0.1, 600.0
 """Bounds of the time between two ticks of the broker, in seconds."""
 
-LOOP_PATIENCE = 2.0
-"""Seconds that the event loop has for the answers to its last clients."""
+LOOP_PATIENCE = 2.0  # seconds that the event loop has for the answers to its last clients
 
 
 Answer = tuple[asyncio.Future[Any] | None, bool | Exception]

@@ -36,8 +36,7 @@ from tidemill.server.tokens import read
 
 log = logging.getLogger("tidemill.server")
 
-LAST_SNAPSHOT = 2.0
-"""Seconds that the snapshot of the queues may take at the end."""
+LAST_SNAPSHOT = 2.0  # seconds that the snapshot of the queues may take at the end
 
 SAME_SIGNAL = 0.2
 """Seconds within which a second TERM or INT counts as the first signal.
@@ -316,8 +315,7 @@ def _raise_file_limit() -> None:
 CLEAN, UNUSABLE = 0, 2
 """Exit codes of a worker: 0 for success, 2 for an app that no restart could load."""
 
-SHORTEST, LONGEST = 1.0, 30.0
-"""Seconds before a restart; each pause is twice as long as the last."""
+SHORTEST, LONGEST = 1.0, 30.0  # seconds before a restart; each pause is twice as long as the last
 
 
 class EmbeddedWorker:

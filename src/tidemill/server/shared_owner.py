@@ -23,8 +23,7 @@ LONG_WAIT = 1.0
 SHARE, MOST = 100, 0.5
 """A wait may last longer by 1/SHARE of its length, but by at most MOST seconds."""
 
-SHORTEST = 0.001
-"""Seconds. A shorter wait is rounded as if it lasted this long."""
+SHORTEST = 0.001  # seconds. A shorter wait is rounded as if it lasted this long.
 
 
 def round_moment(now: float, seconds: float) -> float:

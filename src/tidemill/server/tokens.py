@@ -38,8 +38,7 @@ log = logging.getLogger("tidemill.server")
 
 PREFIX = "tidemill_"
 _SHA256 = re.compile("[0-9a-f]{64}")
-LOOK_EVERY = 1.0
-"""Seconds between two checks of the file."""
+LOOK_EVERY = 1.0  # seconds between two checks of the file
 
 
 class Role(enum.IntEnum):

@@ -22,8 +22,7 @@ from tidemill.server.beanstalk.shared_state import Client, PortState, Reservatio
 from tidemill.server.delivery import deliver
 from tidemill.server.waiters import ReservedJob
 
-WATCHED_MOST = 1000
-"""The most tubes that one client may watch."""
+WATCHED_MOST = 1000  # the most tubes that one client may watch
 
 KICKED_AT_ONCE = 1000
 

@@ -32,11 +32,8 @@ from tidemill.server.settings import Settings, is_loopback
 
 log = logging.getLogger("tidemill.server")
 
-AHEAD = 1 << 16
-"""Bytes that a client may send ahead while a command is being done."""
-
-AT_ONCE = 100
-"""Commands of one client that are done before other clients have their turn."""
+AHEAD = 1 << 16  # bytes that a client may send ahead while a command is being done
+AT_ONCE = 100  # commands of one client that are done before other clients have their turn
 
 
 class Connection(asyncio.Protocol):

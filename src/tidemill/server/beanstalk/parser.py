@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-LINE_MOST = 224
-"""The most bytes of a line, with its CR LF."""
+LINE_MOST = 224  # the most bytes of a line, with its CR LF
 
 TUBE_MOST = 200
 

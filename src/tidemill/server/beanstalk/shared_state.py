@@ -31,15 +31,13 @@ from tidemill.server.waiters import PendingCommit
 
 T = TypeVar("T")
 
-TALLIES = 100_000
-"""The number of jobs whose counters are kept: the jobs with the latest events."""
+TALLIES = 100_000  # the number of jobs whose counters are kept: the jobs with the latest events
 
 
 # -- numbers of jobs -------------------------------------------------------------------------------
 
 
-BLOCK = 1000
-"""Numbers taken from the store at once."""
+BLOCK = 1000  # numbers taken from the store at once
 
 FOREIGN = 100_000
 """The most jobs of other producers whose numbers stay in memory: the jobs seen last."""
@@ -110,11 +108,8 @@ class JobNumbers:
 # -- tubes, and the state of one client ------------------------------------------------------------
 
 
-MARGIN = 1.0
-"""In the last ``MARGIN`` seconds of a ttr, a client gets DEADLINE_SOON."""
-
-KEPT = 10_000
-"""The number of tubes above which unused tubes and their counters are forgotten."""
+MARGIN = 1.0  # in the last ``MARGIN`` seconds of a ttr, a client gets DEADLINE_SOON
+KEPT = 10_000  # the number of tubes above which unused tubes and their counters are forgotten
 
 _NEVER = float("inf")
 

@@ -19,12 +19,10 @@ from tidemill.core.job import Record, State
 from tidemill.server.beanstalk.parser import NOT_FOUND, yaml_reply
 from tidemill.server.beanstalk.shared_state import Client, PortState
 
-VERSION = "1.12"
-"""The version of beanstalkd that the port reports, since clients check the version."""
+VERSION = "1.12"  # the version of beanstalkd that the port reports, since clients check the version
 
 COUNTED = 1000
-URGENT = 1024
-"""Priorities below this are urgent."""
+URGENT = 1024  # priorities below this are urgent
 
 _SHOWN = {
     State.WAITING: "delayed",

@@ -20,8 +20,7 @@ from tidemill.brokers.contract.rpc import PATH
 from tidemill.core.clock import clock
 from tidemill.server.http.exchange import Exchange
 
-INTERVAL = 0.2
-"""Seconds between two writes."""
+INTERVAL = 0.2  # seconds between two writes
 
 
 _STEPS = {PATH + name for name in ("exchange", "wait", "present", "tick")}

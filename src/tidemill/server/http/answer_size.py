@@ -25,11 +25,8 @@ from tidemill.client.search import find_shown
 from tidemill.core.job import Outcome, Record, Verdict
 from tidemill.server.waiters import ANSWER_BYTES, MAX_BATCH, MIN_BATCH, BatchSize, size_of
 
-OWNERS = 10_000
-"""Owners whose batch sizes are remembered."""
-
-AT_ONCE = 100
-"""Jobs of a list that the broker is asked for at a time."""
+OWNERS = 10_000  # owners whose batch sizes are remembered
+AT_ONCE = 100  # jobs of a list that the broker is asked for at a time
 
 
 class SizedExchanges:

@@ -34,8 +34,7 @@ from tidemill.server.http.problems import Problem
 from tidemill.server.http.request_pipeline import RequestPipeline, nothing_at
 from tidemill.server.tokens import Role
 
-READY_WITHIN = 5.0
-"""Seconds in which the store must answer; else the server is not ready."""
+READY_WITHIN = 5.0  # seconds in which the store must answer; else the server is not ready
 
 
 def make_app(backend: Backend, access_log: AccessLog | None = None) -> RequestPipeline:

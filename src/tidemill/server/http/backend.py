@@ -52,18 +52,14 @@ A shared owner stays in the store when its server is killed, or ends while clien
 """
 
 
-REFUSED = 10.0
-"""Seconds after a refused put in which the server reports that puts are refused."""
+REFUSED = 10.0  # seconds after a refused put in which the server reports that puts are refused
 
 
 # -- shared owners of workers that speak HTTP ------------------------------------------------------
 
 
-MAX_OWNERS = 100
-"""Shared owners at a time. Each has a thread, and is an owner in the store."""
-
-IDLE = 60.0
-"""Seconds after which a shared owner without clients is closed."""
+MAX_OWNERS = 100  # shared owners at a time. Each has a thread, and is an owner in the store.
+IDLE = 60.0  # seconds after which a shared owner without clients is closed
 
 
 class _Entry:

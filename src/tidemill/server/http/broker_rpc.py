@@ -360,8 +360,7 @@ def _unreadable(call: rpc.Call, error: msgspec.DecodeError) -> Answer:
 # -- checks of the needed role, and of the values of arguments -------------------------------------
 
 
-MAX_QUEUES = 10_000
-"""Queues that an owner may list."""
+MAX_QUEUES = 10_000  # queues that an owner may list
 
 _BOUNDS = {
     "rank": 2**32 - 1,

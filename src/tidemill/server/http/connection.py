@@ -15,8 +15,7 @@ import re
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEAD = 64 * 1024
-"""Bytes that the head of a request may have, path included."""
+MAX_HEAD = 64 * 1024  # bytes that the head of a request may have, path included
 
 MAX_UNPARSED = 64 * 1024
 """Bytes of later requests beyond which a connection is not read while a request is served."""

@@ -27,8 +27,7 @@ _LISTS = frozenset({b"accept", b"content-encoding", b"transfer-encoding"})
 """Headers that a request may repeat. All others of these headers have one value."""
 
 
-SMALL = 64 * 1024
-"""Bytes up to which a body or an answer does not count."""
+SMALL = 64 * 1024  # bytes up to which a body or an answer does not count
 
 
 class MemoryBudget:

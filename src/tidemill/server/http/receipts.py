@@ -31,18 +31,14 @@ from tidemill.core.clock import clock, new_id
 from tidemill.core.job import Outcome
 from tidemill.server.http.problems import Problem
 
-_MARK = "desk-"
-"""The prefix of the ids of shared owners; no other owner's id begins with it."""
-
-_ONCE = "-once"
-"""The suffix of receipts of messages with ttr 0."""
+_MARK = "desk-"  # the prefix of the ids of shared owners; no other owner's id begins with it
+_ONCE = "-once"  # the suffix of receipts of messages with ttr 0
 
 _NEXT = ".next"
 """The suffix of receipts of tasks that hand their result on: the server may have to sign it."""
 
 
-KEPT = 100_000
-"""The number of latest settled receipts that are kept, and of latest jobs put by id."""
+KEPT = 100_000  # the number of latest settled receipts that are kept, and of latest jobs put by id
 
 REPEATS = 600.0
 """Seconds for which a put by id can be repeated, even when its job is no longer kept."""

@@ -17,8 +17,7 @@ from tidemill.errors import TidemillError
 
 log = logging.getLogger("tidemill.server")
 
-EVERY = 1.0
-"""Seconds between two snapshots."""
+EVERY = 1.0  # seconds between two snapshots
 
 KEEP_ALIVE = 15.0
 """Seconds after which a stream without news sends a comment, to keep its connection."""

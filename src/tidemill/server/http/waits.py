@@ -43,11 +43,8 @@ from tidemill.brokers.shared.job_watch import Alarm, Ends, Watched
 from tidemill.brokers.shared.waits import Parked, Parking, Until, ready_of
 from tidemill.errors import TidemillError
 
-SHARDS = 64
-"""The watches for jobs."""
-
-QUEUES = 32
-"""Queues that are watched at a time."""
+SHARDS = 64  # the watches for jobs
+QUEUES = 32  # queues that are watched at a time
 
 LONG_LOOK, SHORT_LOOK = 1.0, 0.1
 """Seconds of one look at a queue: while each queue has a thread, and while queues take turns."""
@@ -55,8 +52,7 @@ LONG_LOOK, SHORT_LOOK = 1.0, 0.1
 FIRST_BATCH = 8
 """Callers woken when a queue gets room; the number doubles while the queue still has room."""
 
-PAUSE = 0.02
-"""Seconds in which the woken callers put their jobs, before other callers are woken."""
+PAUSE = 0.02  # seconds in which the woken callers put their jobs, before other callers are woken
 
 
 async def until_first(
@@ -302,14 +298,9 @@ class Waits:
 
 log = logging.getLogger("tidemill.server")
 
-GRACE = 5.0
-"""Seconds in which a process may send its request again after its connection broke."""
-
-LAPSE = 60.0
-"""Seconds in which a process may send its request again after an answer."""
-
-_RETRY = 1.0
-"""Seconds until the silence is measured again after an error of the store."""
+GRACE = 5.0  # seconds in which a process may send its request again after its connection broke
+LAPSE = 60.0  # seconds in which a process may send its request again after an answer
+_RETRY = 1.0  # seconds until the silence is measured again after an error of the store
 
 
 async def give_up_silent_owners(broker: Store, stopping: asyncio.Event) -> None:
@@ -401,14 +392,9 @@ class Presence:
 # -- parked waits: remote owners that sleep --------------------------------------------------------
 
 
-MAX_SLEEPERS = 2000
-"""Owners that sleep at a time; further owners poll every second."""
-
-THREADS = 16
-"""Waits whose steps may run at the same time."""
-
-_PAUSE = 0.2
-"""Seconds before an early answer, so that the owner does not ask in a busy loop."""
+MAX_SLEEPERS = 2000  # owners that sleep at a time; further owners poll every second
+THREADS = 16  # waits whose steps may run at the same time
+_PAUSE = 0.2  # seconds before an early answer, so that the owner does not ask in a busy loop
 
 
 class _Sleeper:

@@ -20,11 +20,8 @@ from tidemill.server.http.schemas.queues import Totals
 from tidemill.server.http.schemas.system import FindingOut, Health, Stats, WorkerOut, Workers
 from tidemill.server.http.stats_stream import event
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks at a watched job. Its end is reported at once."""
-
-KEEP_ALIVE = 15
-"""Looks without news after which a stream sends a comment, to keep its connection."""
+LOOK_EVERY = 1.0  # seconds between two looks at a watched job. Its end is reported at once.
+KEEP_ALIVE = 15  # looks without news after which a stream sends a comment, to keep its connection
 
 
 async def get_stats(call: Call) -> Stats:

@@ -217,8 +217,7 @@ async def list_jobs(call: Call, query: schemas.JobQuery) -> schemas.Jobs:
     return schemas.Jobs(rows, page.cursor or None)
 
 
-_WITH_BODIES = 16
-"""The most jobs in a list with bodies."""
+_WITH_BODIES = 16  # the most jobs in a list with bodies
 
 
 def _listed(call: Call, record: Record) -> schemas.JobListed:

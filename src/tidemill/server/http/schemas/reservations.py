@@ -97,8 +97,7 @@ class BuryMany(Receipts):
 
 # -- tasks ----------------------------------------------------------------------------------------
 
-MOST_NAMES = 100
-"""The most tasks that one request may name."""
+MOST_NAMES = 100  # the most tasks that one request may name
 
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 

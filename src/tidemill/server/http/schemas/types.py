@@ -114,8 +114,7 @@ StateName = Literal[
     "waiting", "scheduled", "ready", "running", "succeeded", "failed", "cancelled", "expired"
 ]
 
-LONGEST_POLL = 300.0
-"""The longest long poll, in seconds."""
+LONGEST_POLL = 300.0  # the longest long poll, in seconds
 
 FirstWait = Annotated[
     float, Meta(ge=0, le=LONGEST_POLL, description="seconds to wait for the first job")
