@@ -129,18 +129,15 @@ class Dispatcher(OwnerLoop):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer all waiters without a job, store the last verdicts, and detach the owner."""
         self.closing = True
         self.wake()
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
         if self._thread.is_alive():
             self._thread.join()
         self.free()
 
     def send(self, request: Waiter | PendingVerdict) -> None:
-        """Queue a request for the next exchange."""
         self.inbox.append(request)
         self.arrived()
 
@@ -158,7 +155,6 @@ class Dispatcher(OwnerLoop):
         self._end()
 
     def collect(self) -> Step:
-        """Take the requests of clients, and make a step of them."""
         if self.inbox:
             self._delay.wait(self.inbox)
         self._collect()
@@ -176,7 +172,6 @@ class Dispatcher(OwnerLoop):
         )
 
     def hand_out(self, step: Step, reply: Reply) -> float:
-        """Give clients their jobs and answers."""
         is_early, self._commit = self._commit is not None, None  # the commit is durable
         answers = self._answers(reply)
         served = self._hand_out_reply(reply, step.want, is_early)
@@ -192,7 +187,6 @@ class Dispatcher(OwnerLoop):
         self._marked = frozenset()
 
     def has_news(self) -> bool:
-        """True when a client waits for an exchange."""
         return self._has_work or self.closing or bool(self.inbox)
 
     @property
@@ -249,7 +243,6 @@ class Dispatcher(OwnerLoop):
     # -- the exchange -----------------------------------------------------------------------------
 
     def exchange(self, step: Step) -> Reply:
-        """Hand in verdicts and lease jobs."""
         self._commit, self._waited = None, 0.0
         began = time.monotonic()
         try:
@@ -264,7 +257,6 @@ class Dispatcher(OwnerLoop):
         return reply
 
     def _answers(self, reply: Reply) -> list[Answer]:
-        """The answers to all verdicts of a step."""
         settled, touched = iter(reply.settled), iter(reply.touched)
         answers: list[Answer] = [
             (it.answer, next(touched if it.verdict is None else settled))
@@ -413,7 +405,6 @@ class Dispatcher(OwnerLoop):
         self._call_loop(_deliver, [(waiter.answer, error) for waiter in waiters])
 
     def _end(self) -> None:
-        """Answer all waiters without a job, and store the last verdicts."""
         self._answer_all()
         _wait_for_loop(self._loop, LOOP_PATIENCE)  # the loop may give jobs back
         self._collect()
@@ -432,7 +423,6 @@ class Dispatcher(OwnerLoop):
                 self._fail(error, list(self._waiters))
 
     def _answer_all(self) -> None:
-        """Answer all waiters without a job."""
         self._collect()
         self._answer(list(self._waiters))
 

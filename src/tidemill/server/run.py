@@ -95,8 +95,6 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Server:
-    """The life of one server process."""
-
     def __init__(
         self,
         mill: Tidemill,
@@ -271,7 +269,6 @@ def _reason(error: OSError) -> str:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """The bound socket of the server."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM

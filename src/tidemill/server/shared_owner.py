@@ -205,6 +205,5 @@ class SharedOwner:
         self.settle_later(Verdict(token, Outcome.RELEASE), commit)
 
     def give_all_back(self, jobs: Sequence[ReservedJob]) -> None:
-        """Release several jobs of clients that have left."""
         for job in jobs:
             self.give_back(job.lease.token, job.commit)

@@ -75,7 +75,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: str | Path) -> list[Token]:
-    """The tokens of a file."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -136,7 +135,6 @@ def create(
 
 
 def revoke(path: str | Path, name: str) -> None:
-    """Remove a token from the file."""
     file = Path(path).resolve()
     with _locked(file):
         tokens = read(file)
@@ -192,8 +190,6 @@ def _write(file: Path, tokens: list[Token]) -> None:
 
 
 class Tokens:
-    """The current tokens of a file."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._stamp = self._look()

@@ -70,7 +70,6 @@ class BatchSize:
         self.count = MIN_BATCH if few else MAX_BATCH
 
     def learn(self, leases: Sequence[Lease]) -> None:
-        """Adapt the number to the sizes of these jobs."""
         if leases:
             size = sum(map(size_of, leases))
             fit = ANSWER_BYTES * len(leases) // max(size, 1)
@@ -142,7 +141,6 @@ class Waiters:
         return iter({waiter: None for waiting in self._by_queue.values() for waiter in waiting})
 
     def queues(self) -> frozenset[str]:
-        """All queues that a client waits for."""
         return frozenset(self._by_queue)
 
     @property

@@ -166,7 +166,6 @@ async def _taken(port: PortState, client: Client, held: ReservedJob) -> bytes | 
 
 
 def _begin_ttr(client: Client, reservation: Reservation) -> None:
-    """Start the ttr of a reservation, or start it again."""
     reservation.deadline = time.monotonic() + reservation.ttr if reservation.ttr else _NEVER
     client.reservations[reservation.number] = reservation
 

@@ -198,7 +198,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """The task of the current command."""
         return self._task
 
     def close(self) -> None:
@@ -207,7 +206,6 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._leave()
         self._transport.abort()
 
@@ -302,7 +300,6 @@ class BeanstalkListener:
             line.end()
 
     def abort(self) -> None:
-        """Close all connections at once."""
         for line in list(self._connections):
             line.abort()
 

@@ -46,7 +46,6 @@ def job_reply(word: bytes, number: int, body: bytes) -> bytes:
 
 
 def yaml_reply(connections: list[str]) -> bytes:
-    """The reply with lines of YAML."""
     text = "".join(f"{line}\n" for line in ("---", *connections)).encode()
     return b"OK %d\r\n%b\r\n" % (len(text), text)
 
@@ -83,8 +82,6 @@ class Refused(NamedTuple):
 
 
 class Reader:
-    """Parses the bytes of one client."""
-
     def __init__(self, max_body: int) -> None:
         self._max_body = max_body
         self._buffer = bytearray()
@@ -94,7 +91,6 @@ class Reader:
         self._begun = False  # the first byte has been checked
 
     def feed(self, data: bytes) -> None:
-        """Add bytes that have arrived."""
         if self._skip > len(data) and not self._buffer:
             self._skip -= len(data)
         else:
@@ -203,7 +199,6 @@ def _tags(text: bytes) -> tuple[str, str]:
 
 
 def _number(line: bytes, at: int, most: int) -> tuple[int, int]:
-    """A number, and the position of its end."""
     found = _NUMBER.match(line, at)
     if found is None or (value := int(found[1])) > most:
         raise _Malformed

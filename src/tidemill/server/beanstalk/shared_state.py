@@ -68,7 +68,6 @@ class JobNumbers:
         self._numbers: dict[str, int] = {}
 
     async def draw(self) -> int:
-        """A new number."""
         async with self._lock:
             number = next(self._block, None)
             if number is None:
@@ -83,7 +82,6 @@ class JobNumbers:
             self._block = iter(range(0))
 
     def id_of(self, number: int) -> str:
-        """The id of the job with a number."""
         return self._ids.get(number) or id_of(number)
 
     async def of(self, job_id: str) -> int:
@@ -126,7 +124,6 @@ class Tube:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a client uses or watches the tube."""
         return bool(self.using or self.watching)
 
     def pause_left(self) -> float:
@@ -228,7 +225,6 @@ class Client:
     # -- tubes ------------------------------------------------------------------------------------
 
     def use_tube(self, name: str) -> None:
-        """Use a tube for puts and peeks."""
         self.use.using -= 1
         self.use = self._tubes[name]
         self.use.using += 1
@@ -323,7 +319,6 @@ class PortState:
         self._counters: collections.OrderedDict[int, JobCounters] = collections.OrderedDict()
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Make a blocking call in a thread."""
         return await self.mill.runtime.threaded(function, *args)
 
     def come_due(self) -> None:
@@ -354,7 +349,6 @@ class PortState:
     # -- clients ----------------------------------------------------------------------------------
 
     def enter(self, hang_up: Callable[[], None]) -> Client:
-        """Add a client that has connected."""
         client = Client(self.tubes, self._timed_out, hang_up)
         self.clients.add(client)
         self.connections += 1

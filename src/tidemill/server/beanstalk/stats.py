@@ -50,7 +50,6 @@ def record_of(port: PortState, number: int) -> Record | None:
 
 
 async def job_stats(port: PortState, client: Client, number: int) -> bytes:
-    """The fields of one job."""
     record = await port.run(record_of, port, number)
     if record is None:
         return NOT_FOUND
@@ -96,7 +95,6 @@ def _rows(port: PortState) -> dict[str, QueueStats]:
 
 
 def has_jobs(port: PortState, name: str) -> bool:
-    """True when the store has jobs of a tube."""
     row = _rows(port).get(name)
     return row is not None and _has_jobs(port, row)
 
@@ -119,7 +117,6 @@ def _existing(port: PortState) -> dict[str, QueueStats]:
 
 
 async def list_tubes(port: PortState, client: Client) -> bytes:
-    """List all tubes."""
     return yaml_reply([f"- {name}" for name in await port.run(_existing, port)])
 
 
@@ -141,7 +138,6 @@ def _counted(port: PortState, row: QueueStats) -> dict[str, int]:
 
 
 async def tube_stats(port: PortState, client: Client, name: str) -> bytes:
-    """The fields of one tube."""
     numbers = await port.run(_tube_numbers, port, name)
     if numbers is None:
         return NOT_FOUND
@@ -173,7 +169,6 @@ def _tube_numbers(port: PortState, name: str) -> dict[str, int] | None:
 
 
 async def server_stats(port: PortState, client: Client) -> bytes:
-    """The fields of the server."""
     tubes, numbers = await port.run(_all_numbers, port)
     port.end_late()
     clients, usage = port.clients, resource.getrusage(resource.RUSAGE_SELF)

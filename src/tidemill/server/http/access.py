@@ -70,7 +70,6 @@ class Access:
             raise Problem("forbidden", "a page of another site may not change anything here")
 
     def identify(self, authorization: str) -> Client:
-        """Find the sender of a request."""
         if self.tokens is None:
             return Client("", self._untold)
         secret = bearer_token(authorization)
@@ -86,7 +85,6 @@ class Access:
         return Client(token.name, token.rank, token)
 
     def check_rate(self, client: str) -> None:
-        """Count a request of a token or an address."""
         if self._rate is None:
             return
         wait = self._rate.take(client)

@@ -37,7 +37,6 @@ class AccessLog:
         self._second, self._stamp = 0, ""
 
     def add(self, exchange: Exchange, seconds: float) -> None:
-        """Log a request that took ``seconds``."""
         if not self._steps and exchange.status < 400 and _path(exchange) in _STEPS:
             return
         if not self._lines:
@@ -79,7 +78,6 @@ class AccessLog:
         return self._stamp
 
     def flush(self) -> None:
-        """Write the collected lines."""
         lines, self._lines = self._lines, []
         try:
             self._stream.write("".join(lines))

@@ -132,7 +132,6 @@ class TaskOwners:
         ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Close all shared owners."""
         for names, entry in list(self._entries.items()):
             if entry.closing is not None:
                 entry.closing.cancel()
@@ -255,11 +254,9 @@ class Backend:
         self._last_events = asyncio.ensure_future(self.snapshots.wake())
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Make a blocking call in a thread."""
         return await self.mill.runtime.threaded(function, *args)
 
     async def open(self) -> None:
-        """Connect to the store."""
         broker = await asyncio.to_thread(lambda: self.mill.broker)
         self._waits = Waits(broker)
         self._shared_owner = self._new_shared_owner()
@@ -290,7 +287,6 @@ class Backend:
 
     @property
     def waits(self) -> Waits:
-        """The waits for jobs to end, and for room in queues."""
         assert self._waits is not None, "not open"
         return self._waits
 
@@ -327,7 +323,6 @@ class Backend:
 
     @property
     def shared_owner(self) -> SharedOwner:
-        """The shared owner that reserves and settles messages."""
         assert self._shared_owner is not None, "not open"
         return self._shared_owner
 

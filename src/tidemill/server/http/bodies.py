@@ -40,7 +40,6 @@ _job = msgspec.json.Decoder(JobIn).decode
 
 
 def bytes_of(field: str, text: object) -> bytes:
-    """Decode a text in base64."""
     try:
         if len(text) % 4:  # type: ignore[arg-type]  # refused
             raise ValueError
@@ -50,7 +49,6 @@ def bytes_of(field: str, text: object) -> bytes:
 
 
 def as_json(value: Any) -> tuple[Any, str]:
-    """A value for an answer, and its encoding."""
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode(), "base64"
     try:
@@ -66,7 +64,6 @@ def body_out(mill: Tidemill, envelope: Envelope) -> tuple[Any, str]:
 
 
 def check_json(size: int, where: str = "") -> None:
-    """Check the size of a job's JSON."""
     if size > MOST_JSON:
         raise BodyTooLarge(
             f"{where}the job has {size:,} bytes of JSON; body, headers and tags may have "
@@ -75,13 +72,11 @@ def check_json(size: int, where: str = "") -> None:
 
 
 def decode_job(data: bytes) -> JobIn:
-    """Decode the job in a body."""
     check_json(len(data))
     return _job(data)
 
 
 def decode_batch(data: bytes) -> BatchIn:
-    """Decode the jobs in a body."""
     jobs: list[JobIn] = []
     for number, part in enumerate(_split(data).jobs):
         where = f"jobs[{number}]"

@@ -72,8 +72,6 @@ _STATUS: dict[type[TidemillError], int] = {
 
 
 def routes(backend: Backend) -> list[Route]:
-    """The routes of the broker calls, below their common path."""
-
     def allow(scope: Scope, role: str) -> None:
         require(scope, Role[role.upper()])
 
@@ -140,7 +138,6 @@ class BrokerRpc:
         self._missing_feature = None if has_feature else lack
 
     async def close(self) -> None:
-        """End all waits, and the threads."""
         self._presence.close()
         await self._parked_waits.close()
         await self._waits.close()
@@ -149,7 +146,6 @@ class BrokerRpc:
     # -- requests -------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Make one call and answer it."""
         answer = await self._answer(scope, receive)
         if answer is None:
             return  # the client has left

@@ -22,8 +22,6 @@ _API = ("/v1/", "/health", "/ready", "/metrics")
 
 
 class DashboardMount:
-    """The dashboard of one server."""
-
     def __init__(self, backend: Backend, access: Access) -> None:
         settings = backend.settings
         self._access = access

@@ -109,11 +109,9 @@ class Call:
     # -- receipts ---------------------------------------------------------------------------------
 
     def sealed(self, receipt: str) -> str:
-        """The receipt in the form for this client."""
         return sealed(receipt, self._secret) if self._secret else receipt
 
     def parse(self, receipt: str) -> Receipt:
-        """The parts of a receipt of this client."""
         return parse(receipt, self._secret)
 
     @property
@@ -224,7 +222,6 @@ class Endpoint:
         return not needed and body.__name__ not in NEVER_EMPTY
 
     async def read(self, call: Call, values: Sequence[str]) -> dict[str, Any]:
-        """The arguments of the handler, from the path, the query and the body."""
         arguments: dict[str, Any] = dict(zip(self.names, values, strict=True))
         if "call" in self.takes:
             arguments["call"] = call
@@ -295,7 +292,6 @@ class Endpoint:
 
 
 def _refuse_query(exchange: Exchange) -> None:
-    """Refuse the query of a call that takes no query."""
     if text := exchange.scope.get("query_string"):
         name = text.decode("latin-1").partition("=")[0]
         raise Problem("invalid-request", _UNKNOWN.format(name, "query"))
@@ -363,7 +359,6 @@ class Endpoints:
     async def authorize(
         self, endpoint: Endpoint, exchange: Exchange, values: Sequence[str]
     ) -> None:
-        """Check that the client may call an endpoint with these values in its path."""
         require(exchange.scope, endpoint.role, whole=False)
         if allowed_queues(exchange):
             known = endpoint.checks_queues

@@ -87,12 +87,10 @@ class Exchange:
 
     @property
     def accept(self) -> bytes:
-        """The kinds of answers that the client wants."""
         return self._headers.get(b"accept", b"")
 
     @property
     def address(self) -> str:
-        """The address of the client."""
         client = self.scope.get("client")
         return client[0] if client else "-"
 
@@ -114,7 +112,6 @@ class Exchange:
         budget.held += more
 
     def release(self) -> None:
-        """Give back all bytes of the budget."""
         self._budget.held -= self._held
         self._held = 0
 
@@ -168,7 +165,6 @@ class Exchange:
         return message
 
     async def body(self) -> bytes:
-        """The whole body."""
         parts: list[bytes] = []
         while (message := await self.receive())["type"] == "http.request":
             parts.append(message.get("body", b""))
@@ -195,7 +191,6 @@ class Exchange:
         )
 
     def end(self) -> None:
-        """Free what the exchange holds."""
         self.release()
         if self._leaving is not None:
             self._leaving.cancel()
@@ -231,7 +226,6 @@ class Exchange:
     async def answer(
         self, status: int, body: bytes, media: bytes, headers: dict[str, str] | None = None
     ) -> None:
-        """Send a whole answer."""
         self.started = True
         self.status = status
         sent = [

@@ -80,7 +80,6 @@ class Problem(Exception):
         return KINDS[self.kind].status
 
     def body(self, request_id: str) -> bytes:
-        """The JSON document."""
         kind = KINDS[self.kind]
         return msgspec.json.encode(
             ProblemBody(
@@ -90,7 +89,6 @@ class Problem(Exception):
 
 
 def not_allowed(methods: Collection[str]) -> Problem:
-    """The problem of a path that does not have the request's method."""
     known = {*methods, *({"HEAD"} if "GET" in methods else ())}
     allow = ", ".join(sorted(known))
     return Problem(

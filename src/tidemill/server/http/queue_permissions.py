@@ -26,7 +26,6 @@ def allowed_queues(exchange: Exchange) -> tuple[str, ...]:
 
 
 def check_queues(exchange: Exchange, queues: Iterable[str]) -> None:
-    """Check that the token is for these queues."""
     known = allowed_queues(exchange)
     for queue in queues if known else ():
         if queue not in known:

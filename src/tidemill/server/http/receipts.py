@@ -54,12 +54,10 @@ class Receipt(NamedTuple):
 
 
 def new_owner_id() -> str:
-    """A new id for a shared owner of a server."""
     return _MARK + new_id()
 
 
 def is_server_owner(owner_id: str) -> bool:
-    """Whether an id belongs to a shared owner of a server."""
     return owner_id.startswith(_MARK)
 
 

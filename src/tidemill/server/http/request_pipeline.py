@@ -82,7 +82,6 @@ class RequestPipeline:
                 self._log.add(exchange, time.perf_counter() - began)
 
     async def _handle(self, exchange: Exchange) -> None:
-        """The steps of a request, up to its answer."""
         is_page = self._dashboard is not None and self._dashboard.serves(exchange)
         self._let_in(exchange, is_page)
         if self._dashboard is not None and is_page:
@@ -163,7 +162,6 @@ class RequestPipeline:
 
 
 def nothing_at(path: str) -> Problem:
-    """The problem of a path that the server does not have."""
     return Problem("not-found", f"there is nothing at {path[:200]!r}; /v1/docs lists all paths")
 
 

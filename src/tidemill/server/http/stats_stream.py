@@ -78,6 +78,5 @@ class StatsStream:
             self._looking = None
 
     async def wake(self) -> None:
-        """Wake all listeners."""
         async with self._changed:
             self._changed.notify_all()

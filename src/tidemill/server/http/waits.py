@@ -94,7 +94,6 @@ class _Wait:
             self.end(True)
 
     def end(self, result: bool | Exception) -> None:
-        """End the wait."""
         if self.future.done():
             return
         if isinstance(result, Exception):
@@ -111,7 +110,6 @@ class _Watch:
         self._watching: asyncio.Task[None] | None = None
 
     def add(self, name: str, wait: _Wait) -> None:
-        """Wait for a job or a queue."""
         is_new = name not in self.waits
         self.waits.setdefault(name, {})[wait] = None
         if self._watching is None:
@@ -506,7 +504,6 @@ class ParkedWaits:
             }
 
     async def close(self) -> None:
-        """End all waits."""
         waits = [sleeper.wait for sleeper in self._sleepers.values() if sleeper.wait is not None]
         for owner_id in list(self._sleepers):
             with contextlib.suppress(TidemillError):

@@ -111,7 +111,6 @@ async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas
 
 
 def placed(call: Call, put: Put) -> schemas.Placed:
-    """The answer to a put."""
     if put.placed != "created":
         call.status = 200
     return schemas.Placed(put.id, put.placed.value)
@@ -169,7 +168,6 @@ def _call(mill: Tidemill, job: schemas.JobIn) -> Envelope:
 
 
 def options_of(job: schemas.PublishOptions) -> dict[str, Any]:
-    """The options in a request."""
     names, pick, nothing = _options_in(type(job))
     values = pick(msgspec.structs.astuple(job))
     if values == nothing:  # most requests have no options
@@ -362,7 +360,6 @@ def _alter(call: Call, ids: list[str], how: schemas.AlterIn | schemas.AlterMany)
 def _target(
     call: Call, how: schemas.AlterIn | schemas.AlterMany | schemas.AlterMatching
 ) -> dict[str, Any]:
-    """The new rank and queue of jobs."""
     rank, queue = check_alter(how.to_priority, how.to_queue)
     check_queues(call.exchange, [queue] if queue else ())
     call.backend.mill.runtime.features.need(Feature.ALTER, "alter")

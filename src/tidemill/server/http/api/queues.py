@@ -22,7 +22,6 @@ from tidemill.server.tokens import Role
 
 
 def queue_out(stats: QueueStats) -> schemas.QueueOut:
-    """Statistics of a queue as a queue of the API."""
     return schemas.QueueOut(**stats.public())
 
 
