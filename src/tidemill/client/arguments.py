@@ -98,7 +98,6 @@ class Arguments:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        """The function's signature."""
         try:
             return inspect.signature(self._function)
         except (TypeError, ValueError):  # some builtins have no signature; the call itself checks

@@ -250,7 +250,6 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 @contextlib.contextmanager
 def app_import() -> Iterator[None]:
-    """Surround the import of an app by its name."""
     running = [True]
     token = _importing.set(running)
     try:

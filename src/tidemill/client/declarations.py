@@ -185,7 +185,6 @@ class Declarations:
 
 
 def _body_of(options: Options) -> bytes:
-    """The body of the record that declares a task with these options."""
     key, limit = options.key, options.limit
     computes = {
         "key": key is not None and callable(key.name),

@@ -48,7 +48,6 @@ def html_table(handle: object, read: Callable[[], dict[str, str]]) -> str:
 
 
 def job_facts(record: Record) -> dict[str, str]:
-    """What a notebook shows of a job."""
     envelope, most = record.envelope, record.max_attempts
     done, total = record.progress or ("", 0)
     succeeded = record.state.value == "succeeded" and record.raw_result

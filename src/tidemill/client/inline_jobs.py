@@ -70,19 +70,11 @@ class InlineJobs:
         page = [record.for_list() for record in found[:limit]]
         return Page(page, str(found[limit - 1].seq) if len(found) > limit else "")
 
-    def cancel(self, job_ids: Iterable[str], *, terminate: bool = False) -> list[bool]:
-        """False for each job: it has finished."""
+    def _unchanged(self, job_ids: Iterable[str], **_: object) -> list[bool]:
+        """False for each job: it has finished, and nobody would run it again."""
         return [False for _ in job_ids]
 
-    def retry(self, job_ids: Iterable[str], *, force: bool = False) -> list[bool]:
-        """False for each job: nobody would run it."""
-        return [False for _ in job_ids]
-
-    def alter(
-        self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
-    ) -> list[bool]:
-        """False for each job: it has finished."""
-        return [False for _ in job_ids]
+    cancel = retry = alter = _unchanged
 
     def delete(self, job_ids: Iterable[str]) -> list[bool]:
         """Forget jobs; False for a job that is not here."""

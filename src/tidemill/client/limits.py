@@ -167,7 +167,6 @@ class LimitHold:
             self._runtime.threads.start(self.release)
 
     def _begin(self, stop: Stop | None = None) -> None:
-        """Wait for a place and take it."""
         runtime = self._runtime
         if runtime.sync:
             return

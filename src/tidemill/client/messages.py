@@ -290,7 +290,6 @@ class Session:
             return self._attach(runtime)
 
     def take_back(self, owner: str) -> None:
-        """Take back a lent owner, so that other calls can use the owner."""
         self.idle.append(owner)
 
     @contextlib.contextmanager
@@ -564,7 +563,6 @@ class Consumers:
         return messages
 
     def exchange(self, step: Step) -> Reply:
-        """Make one exchange of an owner of this process."""
         reply = self.runtime.broker.exchange(step)
         wanted = step.want.count if step.want is not None else 0
         self._release_unwanted(step.owner, reply.leases[wanted:])

@@ -77,7 +77,6 @@ _GENERATORS = (Form.GENERATOR, Form.ASYNC_GENERATOR)
 
 
 def check_middleware(layers: Sequence[Any]) -> tuple[Layer, ...]:
-    """Check the layers, and find out the form of each."""
     checked = tuple(map(_checked, layers))
     outer = tuple(itertools.takewhile(lambda layer: layer.form in _GENERATORS, checked))
     return (*outer, Layer(None, Form.ENCODING), *checked[len(outer) :]) if outer else checked
@@ -150,7 +149,6 @@ async def _awaited(call: Callable[[], Any]) -> Any:
 
 
 def _around(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
-    """Run a generator around a sync call."""
     steps = layer(context)
     try:
         next(steps)
@@ -167,7 +165,6 @@ def _around(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
 
 
 async def _around_await(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
-    """Run a generator around a call that returns an awaitable."""
     steps = layer(context)
     try:
         next(steps)

@@ -141,8 +141,6 @@ class Publication:
 
 
 class Topics:
-    """Publishes the messages of one app."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._known = 0, Bindings().queues_for  # of the bindings that the app read last
@@ -234,7 +232,6 @@ class PutBatching:
         self._commit_delay = CommitDelay(EACH_CLIENT)
 
     async def put(self, envelope: Envelope) -> Put:
-        """Store one job."""
         import asyncio
 
         check_fork()
@@ -319,11 +316,9 @@ class PendingPuts:
         self._jobs: list[Job[Any]] = []
 
     def __bool__(self) -> bool:
-        """True when there is something to store."""
         return bool(self._parts)
 
     def add(self, envelopes: Sequence[Envelope]) -> list[Job[Any]]:
-        """Add jobs, and return their handles."""
         jobs: list[Job[Any]] = [
             Job(self._runtime, envelope.id, pending=UNCOMMITTED) for envelope in envelopes
         ]

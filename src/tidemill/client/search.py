@@ -138,7 +138,6 @@ def users_queues(rows: Iterable[QueueStats]) -> list[QueueStats]:
 
 
 def states_of(given: str | Iterable[str]) -> frozenset[State]:
-    """The states with these names."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in list(State):

@@ -382,7 +382,6 @@ class Declare(Protocol):
 def make_task(
     runtime: Runtime, function: Callable[..., Any], name: str, options: Options
 ) -> Task[..., Any]:
-    """A ``Task``, or an ``AsyncTask`` for an async function."""
     kind: Any = AsyncTask if inspect.iscoroutinefunction(function) else Task
     task: Task[..., Any] = kind(runtime, function, name, options)
     return task
