@@ -186,11 +186,7 @@ _ANYTHING = inspect.Signature(
 
 
 def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
-    """The needed and the allowed keywords of a call, by its number of positional arguments.
-
-    ``inspect`` checks calls with another number of arguments. It also checks functions with
-    ``*args`` or ``**kwargs``.
-    """
+    """The needed and the allowed keywords of a call, by its number of positional arguments."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

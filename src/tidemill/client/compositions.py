@@ -250,10 +250,7 @@ def _act(
     *,
     gone_too: bool = False,
 ) -> list[bool]:
-    """Act on the wholes among the jobs, and then on the other jobs.
-
-    With ``gone_too``, act also on a chain or group whose own job is deleted, if it has parts left.
-    """
+    """Act on the wholes among the jobs, and then on the others; ``gone_too``: on parts left."""
     given, done = list(ids), dict[str, bool]()
     if not _has_flows(runtime):
         return act(given)

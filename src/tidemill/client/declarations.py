@@ -40,10 +40,7 @@ MOST = 1000  # the most declarations that a producer remembers, or reads for a s
 
 
 class _Body(msgspec.Struct, kw_only=True):
-    """The body of a declaration's record: options as in :class:`Options`, and as plain data.
-
-    ``key`` and ``limit`` have the arguments of a :class:`Key` and a :class:`Limit`.
-    """
+    """The body of a declaration's record: options, and arguments of a Key and a Limit."""
 
     queue: str
     rank: int

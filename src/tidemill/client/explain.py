@@ -308,10 +308,7 @@ def _limit_name(held: Held, record: Record) -> str:
 
 
 def _behind(before: int, held: Held | None = None, cost: float = 1.0) -> str:
-    """The number of jobs before a ready job, and the earliest time of its start; empty for none.
-
-    ``cost`` is the cost of the job in its own limit. The other jobs count as if they cost as much.
-    """
+    """The jobs before a ready job, as if each cost as much, and its earliest start."""
     if not before:
         return ""
     count = min(before, AHEAD_MOST)

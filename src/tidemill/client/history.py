@@ -475,10 +475,7 @@ def _first(rows: Mapping[int, Counts], latest: Latest | None) -> Counts:
 def _points(
     ends: Sequence[tuple[int, int]], rows: Mapping[int, Counts], last: Counts
 ) -> list[QueuePoint]:
-    """A point for each period. A period without a row adds nothing and keeps the last states.
-
-    A total may fall, because a queue was deleted and made again. Then the point adds nothing.
-    """
+    """A point for each period. A period without a row, or with fallen totals, adds nothing."""
     points = []
     for at, end in ends:
         counts = rows.get(at, last)

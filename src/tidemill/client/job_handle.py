@@ -142,11 +142,7 @@ class Job(Generic[R]):
         self._fresh = 0.0
 
     def _just_read(self, *, listed: bool = False) -> Record | None:
-        """The record of a finished job that was just read elsewhere, or None.
-
-        With ``listed`` also the record of a list, which has no result, log and body. If the broker
-        cannot look into its queues, any record of a finished job.
-        """
+        """The record of a finished job that was just read; ``listed``: perhaps without its body."""
         record = self._record
         if record is None or not record.state.finished:
             return None
@@ -444,11 +440,7 @@ def _whole_id_hint(job_id: str) -> str:
 
 
 def _warn_in_loop() -> None:
-    """Warn about a wait that blocks an event loop: nearly always ``await`` was meant.
-
-    Python shows the warning once for each line of code. IPython and notebooks get no warning: their
-    cells run in an event loop, and may block it.
-    """
+    """Warn about a wait that blocks an event loop; cells of IPython and notebooks may block it."""
     if is_in_event_loop() and not hasattr(builtins, "__IPYTHON__"):
         text = "this wait blocks the running event loop; use `await job`"
         # Level 4 is the code that calls wait or result, which call _wait.

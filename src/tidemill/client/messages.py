@@ -331,10 +331,7 @@ class Session:
                 self._changed.wait(left)
 
     def _in_other_threads(self) -> list[str]:
-        """The owners whose ``get`` runs in another thread than this call.
-
-        A signal handler inside ``get`` may close the app, so this thread may have a ``get``, too.
-        """
+        """The owners whose ``get`` runs in another thread than this close of the app."""
         here = threading.get_ident()
         return [owner for owner, thread in list(self.waiting.items()) if thread != here]
 
@@ -477,11 +474,7 @@ class Consumers:
         self.exchange(Step(owner, want=nothing, patience=SHORT_PATIENCE))
 
     def _deliver(self, messages: list[Message], stop: Stop | None) -> list[Message]:
-        """The messages that the consumer gets. If the consumer wants none any more, release all.
-
-        A message with ttr=0 is acknowledged first. If the lease of such a message was lost, the
-        consumer does not get the message.
-        """
+        """The messages that the consumer gets; all are released if it wants none any more."""
         if stop is not None and messages and not stop.hand_over(messages):
             settle_together(messages, Outcome.RELEASE)
             return []
@@ -492,11 +485,7 @@ class Consumers:
         return [message for message in messages if message not in lost]
 
     def _give_back(self, owner: str, leases: Sequence[Lease], are_young: bool) -> None:
-        """Release messages that were not handed over. Put acknowledged messages again.
-
-        If a young lease has ended, the message was acknowledged. The message of an old lease is not
-        put again, because it may belong to another consumer.
-        """
+        """Release messages that were not handed over; put young acknowledged ones again."""
         verdicts = [Verdict(lease.token, Outcome.RELEASE, ended=clock.wall()) for lease in leases]
         # After an error the messages are ready again when their ttr is over.
         with contextlib.suppress(TidemillError, msgspec.DecodeError):

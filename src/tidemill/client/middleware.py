@@ -202,11 +202,7 @@ def _raised(steps: Any, error: BaseException) -> Any:
 
 
 async def _async_around(layer: Any, call: Callable[[], Any], context: JobContext) -> Any:
-    """Run an async generator around a call.
-
-    An async generator cannot return a value. If it ends early or catches the exception, the result
-    is None.
-    """
+    """Run an async generator around a call; an early end means the result None."""
     steps = layer(context)
     try:
         await anext(steps)

@@ -208,12 +208,8 @@ class Dispatcher(OwnerLoop):
             self._waiters.drop(self.gone.popleft())
 
     def _take_in(self, waiter: Waiter) -> None:
-        """Add a client to the waiters. A client that came during a sleep may skip its first look.
-
-        The thread just found the client's queues empty, and looks for all clients before it sleeps.
-        So no job is missed. The first look is skipped only if the look for all clients would give
-        this client the same job.
-        """
+        """Add a client; one that came during a sleep may skip its first look."""
+        # No job is missed: the thread found these queues empty, and looks for all before it sleeps.
         self._waiters.add(waiter)
         if waiter.joined and not waiter.late and waiter.is_plain(self._merged):
             self._waiters.looked([waiter])
@@ -221,12 +217,8 @@ class Dispatcher(OwnerLoop):
                 self._answer([waiter])
 
     def _next_want(self) -> tuple[Want | None, list[Waiter]]:
-        """The next request for jobs, and the clients whose first look it is.
-
-        While the thread sleeps, the store may send the hint for a marked queue to this owner only.
-        So the owner first unmarks the queues that no client waits for: their hints must reach
-        another owner.
-        """
+        """The next request for jobs, and the clients whose first look it is."""
+        # A hint for a marked queue may go to this owner alone: unmark the queues without a client.
         given_up = tuple(self._marked - self._waiters.queues())
         self._marked = frozenset()
         if given_up:
@@ -285,16 +277,13 @@ class Dispatcher(OwnerLoop):
     def _hand_out(
         self, leases: Sequence[Lease], commit: PendingCommit | None, returned: list[PendingVerdict]
     ) -> list[Waiter]:
-        """Give jobs to waiting clients, and return these clients.
-
-        A verdict on each job that no client gets is added to ``returned``.
-        """
+        """Give jobs to clients, and return these; jobs that none gets go to ``returned``."""
         served: dict[Waiter, None] = {}
         for lease in leases:
             verdict = Verdict(lease.token, Outcome.RELEASE)
             try:
                 envelope = lease.open()
-                if commit is not None and envelope.at_most_once:
+                if commit is not None and envelope.at_most_once:  # never delivered twice
                     self._withheld.add(lease.token)
                     continue
                 if self._kinds.knows and envelope.task not in self._kinds.knows:
@@ -313,13 +302,8 @@ class Dispatcher(OwnerLoop):
     # -- inside an exchange whose commit is pending -----------------------------------------------
 
     def _hand_out_early(self, leases: Sequence[Lease]) -> list[Verdict]:
-        """Hand out jobs before their commit, and return the verdicts that clients send meanwhile.
-
-        A message with ttr=0 is withheld until the commit, since it must not be delivered twice.
-        The broker calls this method again when it repeats the step. Then the jobs of the earlier
-        call are lost.
-        """
-        self._lose_commit()
+        """Hand out jobs before their commit; return the verdicts that clients send meanwhile."""
+        self._lose_commit()  # when the broker repeats the step, the jobs of the first try are lost
         self._withheld.clear()
         if leases:
             self._commit = commit = PendingCommit()
@@ -386,11 +370,7 @@ class Dispatcher(OwnerLoop):
         return RETRY
 
     def _fail(self, error: Exception, waiters: Sequence[Waiter]) -> None:
-        """Give the error to clients that sent verdicts, and to these waiters.
-
-        Verdicts without a waiting client are sent again. They are dropped if the store refused a
-        step that held no other verdicts.
-        """
+        """Give the error to clients; verdicts without a waiting client are sent again."""
         self._lose_commit()
         self._verdicts, self._early_verdicts = self._verdicts + self._early_verdicts, []
         self._collect()

@@ -17,35 +17,17 @@ MAX_MEMORY = 256 * 1024 * 1024
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one server. Durations are seconds, sizes are bytes.
+    """The settings of one server: ``tidemill server --help`` says what each option does.
+
+    Durations are seconds, sizes are bytes. An empty text means none.
 
     Attributes:
-        host, port: the address to listen on; port 0 takes a free port.
-        auth: the file of tokens; empty for a server without tokens.
-        tls_cert, tls_key: the server's certificate and key, files in PEM. With ``tls_ca`` clients
-            need a certificate of this authority. ``tls_role`` is their role when the server has no
-            tokens; empty means operator.
-        allow_hosts: names that a request may have as Host, besides localhost, 127.0.0.1 and [::1].
-        max_request: the largest body of a request.
-        max_memory: the memory for all large bodies and answers together.
-        rate: requests a second for each token or address; 0 for no bound.
+        tls_role: the role of clients with a certificate if there are no tokens; empty: operator.
         burst: requests that a client may send at once.
-        max_connections: the most open connections.
-        body_timeout: the time for the body of a request, and for the client to read an answer.
         keep_alive: the time after which an idle connection is closed.
-        longest_poll: the longest time of a long poll, even if the client requests more.
-        shutdown_timeout: the time for open requests to finish at a shutdown.
-        access_log: log one line for each request; with ``log_json`` as JSON. With ``log_steps``
+        access_log: log one line for each request, with ``log_json`` as JSON, with ``log_steps``
             also for each step of a remote worker.
-        public_metrics: serve ``/metrics`` without a token.
-        dashboard: serve the dashboard, at all paths that are not of the API.
-        see_arguments: the least role that sees arguments and results of jobs, in the dashboard
-            and over HTTP.
-        app: the served app as ``MODULE:VAR``, for commands that the dashboard shows; may be empty.
-        beanstalk: the HOST:PORT for beanstalkd's protocol; empty for none.
-        beanstalk_tasks: bodies at the beanstalk port may be calls of tasks.
-        beanstalk_trust: all clients that reach the beanstalk port are trusted.
-        beanstalk_max_job: the largest body at the beanstalk port.
+        app: the served app as ``MODULE:VAR``, for commands that the dashboard shows.
     """
 
     host: str = "127.0.0.1"

@@ -140,12 +140,8 @@ class SharedOwner:
             self._ends.get(end, {}).pop(waiter, None)
 
     def _joins(self, waiter: Waiter, timeout: float) -> bool:
-        """Whether a client may join the dispatcher's sleep, since its queues are empty and watched.
-
-        The thread adds the client when another event wakes it up. A bound limits the clients in
-        the inbox. A client with a short wait needs a look of its own, which is a request to the
-        store. A job that was put just now may not have woken the thread yet.
-        """
+        """Whether a client may join the dispatcher's sleep: its queues are empty and watched."""
+        # A short wait needs a look of its own: a new job may not have woken the thread yet.
         is_watched = timeout >= LONG_WAIT and self._dispatcher.watched.issuperset(waiter.queues)
         waiter.joined = is_watched and len(self._dispatcher.inbox) < MAX_VERDICTS
         return waiter.joined

@@ -151,10 +151,7 @@ def _hash(secret: str) -> bytes:
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Lock the file's folder, so that two changes at the same time are both kept.
-
-    A change replaces the file, so a lock on the file itself would be a lock on the old file.
-    """
+    """Lock the folder, to keep both of two changes: each change replaces the file."""
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

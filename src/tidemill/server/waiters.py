@@ -172,24 +172,16 @@ class Waiters:
         return want, list(self._first)
 
     def _queues_without_new(self) -> tuple[str, ...]:
-        """The queues that no new client waits for; every second call returns none.
-
-        A client is new until its first look. New clients may arrive faster than they leave. So the
-        other clients have every second request to themselves, and do not starve.
-        """
-        self._turn = not self._turn
+        """The queues that no new client waits for; every second call returns none."""
+        self._turn = not self._turn  # the others must not starve while new clients keep coming
         if self._turn:
             return ()
         looked_at = {name for queues, _ in self._new for name in queues}
         return tuple(name for name in self._by_queue if name not in looked_at)
 
     def _queues_of_large(self) -> tuple[str, ...]:
-        """The queues whose clients want the most jobs; the next call is for smaller numbers.
-
-        After the smallest numbers, one call returns nothing. A look for all clients leases no more
-        jobs than the clients of any one queue can take. Each look is an exchange, so numbers within
-        a factor of two share a look.
-        """
+        """The queues whose clients want the most jobs; the next call is for half as many."""
+        # A look for all clients leases no more jobs than the clients of any one queue can take.
         enough = 2 * min(self._room[name] for name in self._by_queue)
         large = (name for name, clients in self._large.items() if clients)
         rooms = {name: room for name in large if enough < (room := self._room[name]) <= self._most}

@@ -93,11 +93,7 @@ async def reserve(port: PortState, client: Client, timeout: int | None = None) -
 
 
 async def _look(port: PortState, client: Client, until: float, warn: float) -> bytes | None:
-    """Wait for a job until ``until`` or ``warn``; return the reply, or None without a job.
-
-    The wait may run past the client's timeout, but never past the deadline warning or the end
-    of a pause.
-    """
+    """Wait for a job, not past ``warn`` or a pause's end; the reply, or None without a job."""
     now = time.monotonic()
     pauses = [left for tube in client.watch.values() if (left := tube.pause_left())]
     open_tubes = [n for n, t in client.watch.items() if not (pauses and t.pause_left())]
@@ -135,10 +131,7 @@ async def _look(port: PortState, client: Client, until: float, warn: float) -> b
 
 
 async def _taken(port: PortState, client: Client, held: ReservedJob) -> bytes | None:
-    """The reply with a reserved job; None when it cannot be decoded, or is lost.
-
-    A job that cannot be decoded is buried. A pickled job is released if the app has no secret keys.
-    """
+    """The reply with a reserved job; None when it is lost, or unreadable and buried."""
     lease, envelope, commit = held
     try:
         body = body_of(port.mill, envelope)
@@ -225,10 +218,7 @@ async def _delete(port: PortState, client: Client, number: int) -> bytes:
 
 
 def _delete_unreserved(port: PortState, job_id: str) -> str | None:
-    """Delete a job that is not reserved; return its tube.
-
-    The port leases the job first, so that no other client can get it.
-    """
+    """Lease a job, so that no other client gets it, and delete it; return its tube."""
     lease = port.take_named(job_id)
     if lease is None:
         return None

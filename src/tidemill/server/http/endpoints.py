@@ -343,10 +343,7 @@ class Endpoints:
         raise not_allowed({name: one for methods, _ in found for name, one in methods.items()})
 
     def _find(self, path: bytes) -> list[tuple[dict[str, Endpoint], list[str]]]:
-        """The methods of each path that fits, and the values in it.
-
-        A job may have the id ``cancel``, which is also a fixed part of a path.
-        """
+        """The methods and values of each path that fits: a job may have the id ``cancel``."""
         nodes: list[tuple[dict[Any, Any], list[str]]] = [(self._tree, [])]
         for part in path.decode("latin-1").strip("/").split("/"):
             if not part:

@@ -76,10 +76,7 @@ async def until_first(
 
 
 class _Wait:
-    """The wait of one caller, until ``left`` more of its jobs have ended, or its queue has room.
-
-    The result is False when the server ends the wait.
-    """
+    """The wait for ``left`` jobs to end, or for room; False when the server ends it."""
 
     __slots__ = ("future", "left")
 

@@ -371,10 +371,7 @@ def _delete(call: Call, ids: list[str], how: object = None) -> list[bool]:
 
 
 def _may(call: Call, *, hooks: bool = False) -> Callable[[str], bool]:
-    """Tells whether a chain or group lies in the queues of the token of a call.
-
-    ``hooks``: the call acts on the hooks, too.
-    """
+    """Whether the token's queues hold all jobs of a whole; with ``hooks`` its hooks, too."""
     mill, queues = call.backend.mill, allowed_queues(call.exchange)
     return lambda whole: (
         not queues or compositions.lies_in(mill.runtime, whole, queues, hooks=hooks)
