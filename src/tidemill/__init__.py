@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from tidemill.limits.declare import Breaker, Limit
     from tidemill.schedules.declare import Schedule
     from tidemill.schedules.parse import When
-    from tidemill.workflows.chain_handle import JobChain
     from tidemill.workflows.compose import Chain, Flow, Group, chain, group, map_many
-    from tidemill.workflows.handles import JobGroup, as_completed
+    from tidemill.workflows.handles import JobChain, JobGroup, as_completed
 else:
     # A name is imported when it is first used, so that the command line starts quickly.
     _MODULES = {
@@ -65,9 +64,8 @@ else:
         "limits.declare": "Breaker Limit",
         "schedules.declare": "Schedule",
         "schedules.parse": "When",
-        "workflows.chain_handle": "JobChain",
         "workflows.compose": "Chain Flow Group chain group map_many",
-        "workflows.handles": "JobGroup as_completed",
+        "workflows.handles": "JobChain JobGroup as_completed",
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

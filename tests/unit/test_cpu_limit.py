@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.cpu_limit import usable_cores
+from tidemill.cli.worker import usable_cores
 
 
 @pytest.fixture(autouse=True)

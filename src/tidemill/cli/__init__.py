@@ -51,7 +51,7 @@ _VERBS = {  # the module of each verb, and the first sentence of its help
     "info": ("cli.info", "Show the store, its queues, its workers and its latest runs."),
     "doctor": ("cli.doctor", "Check the store, its disk, its clocks and its workers."),
     "backup": ("cli.info", "Copy the store to DIR while it is in use."),
-    "migrate": ("cli.schema", "Make the tables of a store, or update them to this version."),
+    "migrate": ("cli.info", "Make the tables of a store, or update them to this version."),
     "move": ("cli.move", "Move all jobs of the store FROM into the store TO."),
 }
 

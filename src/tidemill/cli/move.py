@@ -11,10 +11,9 @@ from tidemill.brokers.registry import open_broker
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, open_mill
 from tidemill.core.words import counted
-from tidemill.transfer.progress import Moved
 from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
-from tidemill.transfer.to_rabbitmq import listed
+from tidemill.transfer.to_rabbitmq import Moved, listed
 
 _SHOWN = 10
 

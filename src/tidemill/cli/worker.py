@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tidemill.brokers.contract.exchange import Mode
 from tidemill.cli.connect import log_options
-from tidemill.cli.cpu_limit import usable_cores
 from tidemill.core.config import check_name
 from tidemill.core.log_output import LogSettings, log_output
 
 _CHECKS = 1.0  # seconds between two checks of the parent process where the kernel sends no signal
+
+
+def usable_cores(proc: Path = Path("/proc/self"), mount: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that this process may use, by its affinity and the CPU limit of its cgroups.
+
+    At least 1; a part of a core counts as a core. A container with a limit of two cores still sees
+    all cores of the machine.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limits = (math.ceil(limit) for limit in _limits(proc, mount))
+    return max(1, min([cores or 1, *limits]))
+
+
+def _limits(proc: Path, mount: Path) -> Iterator[float]:
+    """The limits in cores of the cgroups of this process, and of the cgroups above them."""
+    try:
+        lines = (proc / "cgroup").read_text().splitlines()
+    except OSError:  # no Linux, or no /proc
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if number != "0" and "cpu" not in names:
+            continue
+        top = mount if number == "0" else mount / controllers
+        if number != "0" and not top.is_dir():
+            top = mount / "cpu"
+        # In a container, the path may be valid only on the host. Then the limit is at the mount.
+        below = Path(path.lstrip("/"))
+        for folder in (below, *below.parents):
+            limit = _limit(top / folder)
+            if limit is not None:
+                yield limit
+
+
+def _limit(folder: Path) -> float | None:
+    """The limit of one cgroup: version 2 has both numbers in one file, version 1 has two files."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                return int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):  # no such file, or another format
+            continue
+    return None
 
 
 @click.command()
@@ -155,8 +202,6 @@ def worker(
     if logs.number <= logging.INFO:
         supervisor.announce = Start.log_details if logs.format == "json" else Start.print
     if reload:
-        from tidemill.cli.reload import snapshot, watch
-
         folder = os.path.abspath(reload_folder)
         first = snapshot(folder)  # before install, so that a signal can end a long snapshot
         install(supervisor)
@@ -193,3 +238,47 @@ def _end_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, name="tidemill-parent", daemon=True).start()
+
+
+# -- reloading, for development -------------------------------------------------------------------
+
+log = logging.getLogger("tidemill.reload")
+
+EVERY = 1.0  # seconds between two checks of the files
+_SKIPPED = {"__pycache__", "node_modules", "venv", "site-packages"}
+
+
+def snapshot(folder: str) -> dict[str, tuple[int, int]]:
+    """(time of change, size) of every .py file below a folder; hidden folders are left out."""
+    seen = {}
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        for name in files:
+            if name.endswith(".py"):
+                path = os.path.join(parent, name)
+                try:
+                    stat = os.stat(path)
+                except OSError:  # the file was just deleted, and the next check notices that
+                    continue
+                seen[path] = stat.st_mtime_ns, stat.st_size
+    return seen
+
+
+def watch(folder: str, first: dict[str, tuple[int, int]]) -> None:
+    """Send this process a HUP, which reloads the worker, after each change of a .py file.
+
+    ``first`` is a snapshot of the folder.
+    """
+
+    def check() -> None:
+        before = first
+        pause = threading.Event()
+        while not pause.wait(EVERY):
+            now = snapshot(folder)
+            changed = sorted({path for path, _ in before.items() ^ now.items()})
+            if changed:
+                log.info("%s changed", ", ".join(os.path.relpath(p, folder) for p in changed[:3]))
+                os.kill(os.getpid(), signal.SIGHUP)
+            before = now
+
+    threading.Thread(target=check, name="tidemill-reload", daemon=True).start()

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from tidemill.worker.signals import Signals
+from tidemill.core.signals import Signals
 
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 

@@ -1,24 +1,23 @@
 """The times of a rule, one after the other. Pure arithmetic without a clock.
 
-Times are wall time in epoch seconds. A rule is one of four: cron (:mod:`.cron`), an interval, a
-calendar period, or a single time. An interval is elapsed time: after 24 hours, a clock that was put
-back in this time shows one hour less. A calendar period keeps the local time of its zone. It also
-keeps the day of its start, if the month has this day. For example, the times of a monthly rule from
-31 January are 28 February and 31 March. :mod:`.local_time` has the rules for local times that are
-skipped or repeated.
+Times are wall time in epoch seconds. A rule is one of four: cron, an interval, a calendar period,
+or a single time. An interval is elapsed time: after 24 hours, a clock that was put back in this
+time shows one hour less. A calendar period keeps the local time of its zone. It also keeps the day
+of its start, if the month has this day. For example, the times of a monthly rule from 31 January
+are 28 February and 31 March. Local times that do not exist, or exist twice, follow Debian's cron: a
+skipped local time means the first moment after the gap, a repeated local time its first moment.
 """
 
 from __future__ import annotations
 
 import calendar
 import datetime as dt
+import functools
 import math
 import zoneinfo
 
 import msgspec
-
-from tidemill.schedules.cron import cron_after
-from tidemill.schedules.local_time import UTC, instant, local_time
+from cronsim import CronSim
 
 UNITS = ("day", "week", "month", "year")  # units of a calendar period
 
@@ -48,7 +47,7 @@ class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def tz(self) -> dt.tzinfo:
-        return zoneinfo.ZoneInfo(self.zone) if self.zone else UTC
+        return zoneinfo.ZoneInfo(self.zone) if self.zone else dt.UTC
 
     @property
     def counts_from_start(self) -> bool:
@@ -90,6 +89,29 @@ def _next_interval(rule: Rule, after: float) -> float:
     )
 
 
+@functools.lru_cache(1024)  # many schedules are due at the same times
+def cron_after(cron: str, zone: str, after: float) -> float:
+    """The first time of a cron later than ``after``; infinity when there is none.
+
+    A cron whose minute or hour begins with ``*`` follows the clock. Its times in a skipped hour are
+    lost, and it fires twice in a repeated hour. Any other cron fires once for each local time.
+    """
+    tz = zoneinfo.ZoneInfo(zone) if zone else dt.UTC
+    fields = cron.split()
+    follows_clock = fields[-5].startswith("*") or fields[-4].startswith("*")
+    now = dt.datetime.fromtimestamp(math.floor(after), tz)
+    try:
+        if follows_clock or tz is dt.UTC:
+            return next(CronSim(cron, now)).timestamp()
+        for local in CronSim(cron, now.replace(tzinfo=None, fold=0)):
+            when = instant(local, tz)
+            if when > after:
+                return when
+    except (StopIteration, OverflowError, ValueError):
+        pass
+    return math.inf
+
+
 # -- calendar periods ----------------------------------------------------------------------------
 
 
@@ -125,3 +147,28 @@ def _stepped(rule: Rule, first: dt.datetime, n: int) -> dt.datetime:
     year, month = first.year + years, month + 1
     day = min(first.day, calendar.monthrange(year, month)[1])
     return first.replace(year=year, month=month, day=day)
+
+
+def instant(local: dt.datetime, tz: dt.tzinfo) -> float:
+    """The moment of a local time; for a skipped time, the end of the gap."""
+    aware = local.replace(tzinfo=tz)
+    when = aware.timestamp()
+    back = dt.datetime.fromtimestamp(when, tz).replace(tzinfo=None)
+    if back == local:
+        return when
+    # The time is skipped. By PEP 495, ``when`` is as far after the gap as the local time is after
+    # the start of the gap. So search for the end of the gap between ``low`` and ``when``.
+    low, high = when - (back - local).total_seconds(), when
+    before = dt.datetime.fromtimestamp(low, tz).utcoffset()
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if dt.datetime.fromtimestamp(middle, tz).utcoffset() == before:
+            low = middle
+        else:
+            high = middle
+    return float(round(high))
+
+
+def local_time(when: float, tz: dt.tzinfo) -> dt.datetime:
+    """The local time of a moment, without its zone."""
+    return dt.datetime.fromtimestamp(when, tz).replace(tzinfo=None, fold=0)

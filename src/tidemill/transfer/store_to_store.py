@@ -24,8 +24,7 @@ from tidemill.core.crash_points import point
 from tidemill.core.job import Record, State
 from tidemill.errors import FeatureMissing, InvalidOption, StoreMoved
 from tidemill.transfer.history import copy_history
-from tidemill.transfer.progress import Moved
-from tidemill.transfer.to_rabbitmq import check_fits, put_all
+from tidemill.transfer.to_rabbitmq import Moved, check_fits, put_all
 
 PAGE = 500  # the most jobs that move in one commit
 _LOOK = 0.2  # seconds between two checks for running jobs

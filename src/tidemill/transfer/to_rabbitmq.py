@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import msgspec
 from msgspec.structs import replace
 
 from tidemill.brokers.contract.features import Feature
@@ -24,10 +25,31 @@ from tidemill.core.crash_points import point
 from tidemill.core.envelope import Envelope, LimitSettings
 from tidemill.core.job import Record, State
 from tidemill.errors import InvalidOption
-from tidemill.transfer.progress import Moved
 
 PAGE = 500
 _UNFINISHED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
+
+
+class Moved(msgspec.Struct):
+    """The progress of a move, in jobs.
+
+    Attributes:
+        stayed: ids of jobs that stay, because the target has their id or key already.
+        stayed_schedules: names of schedules that stay, because the target has their name already.
+        left: the numbers of jobs, by kind, that stay because RabbitMQ cannot hold them.
+    """
+
+    total: int = 0
+    done: int = 0
+    running: int = 0
+    stayed: list[str] = []
+    schedules: int = 0
+    stayed_schedules: list[str] = []
+    left: dict[str, int] = {}
+
+    @property
+    def gone(self) -> int:
+        return self.done - len(self.stayed)
 
 
 def check_fits(source: Store, target: Store) -> None:

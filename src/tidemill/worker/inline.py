@@ -38,10 +38,9 @@ from tidemill.core.retry import Fail, Skip
 from tidemill.worker.event_loop import run_awaitable
 from tidemill.worker.execute import Executor, Run, WaitingJob, run_sync
 from tidemill.worker.verdicts import describe
-from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Flow, FlowNode, Node, as_node, check_with_first
 from tidemill.workflows.enqueue import id_of
-from tidemill.workflows.handles import JobGroup
+from tidemill.workflows.handles import JobChain, JobGroup
 from tidemill.workflows.planner import step_id
 
 if TYPE_CHECKING:

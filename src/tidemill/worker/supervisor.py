@@ -40,6 +40,7 @@ from tidemill.core import __version__
 from tidemill.core.clock import clock, new_id
 from tidemill.core.crash_points import point
 from tidemill.core.job import Command, Owner
+from tidemill.core.signals import Signals
 from tidemill.core.words import counted
 from tidemill.errors import (
     BrokerUnavailable,
@@ -57,7 +58,6 @@ from tidemill.worker.pool import ProcessPool
 from tidemill.worker.process import State, WorkerProcess
 from tidemill.worker.scheduling import Scheduling
 from tidemill.worker.settings import Settings
-from tidemill.worker.signals import Signals
 from tidemill.worker.steps import LAST_STEP, WorkerLoop
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from tidemill.core.config import check_name
 from tidemill.core.envelope import Ref
 from tidemill.core.job import RunOn
 from tidemill.errors import InvalidOption
-from tidemill.workflows.chain_handle import JobChain
-from tidemill.workflows.handles import JobGroup
+from tidemill.workflows.handles import JobChain, JobGroup
 
 H = TypeVar("H")
 R = TypeVar("R")

@@ -14,9 +14,8 @@ from tidemill.client.task import Call, Task, call_by_name
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.errors import InvalidOption
-from tidemill.workflows.chain_handle import JobChain
 from tidemill.workflows.compose import Chain, Composition, Flow, Node
-from tidemill.workflows.handles import JobGroup
+from tidemill.workflows.handles import JobChain, JobGroup
 from tidemill.workflows.planner import Piece, Plan, step_id
 
 if TYPE_CHECKING:

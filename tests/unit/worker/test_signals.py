@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.worker.signals import Signals
+from tidemill.core.signals import Signals
 
 
 def test_a_signal_that_comes_with_its_handler_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

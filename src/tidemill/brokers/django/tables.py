@@ -13,7 +13,7 @@ from typing import Any
 
 from tidemill.brokers.django.dialects import Dialect, Statement
 from tidemill.brokers.django.rows import STATES
-from tidemill.brokers.rules.containers import Queue
+from tidemill.brokers.rules.transitions import Queue
 from tidemill.core.clock import clock
 from tidemill.core.job import State
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, MutableMapping
+from typing import Protocol
 
 import msgspec
 
@@ -16,7 +17,6 @@ from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.retention import Retention
 from tidemill.brokers.contract.transfer import Departure
-from tidemill.brokers.rules.containers import Queue
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope, JobLimit, LimitSettings, Links
 from tidemill.core.job import Owner, Record, State, is_purged
@@ -79,6 +79,31 @@ class Partition:
         self.limiter = Limiter()
         self.running = 0
         self.turn = 0  # the number of its last lease
+
+
+class Queue(Protocol):
+    """The settings and totals of a queue, and the numbers of its unfinished jobs."""
+
+    paused: bool
+    max_size: int
+    accepted: int
+    retried: int
+    cancelled: int
+    purged: int
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ready(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Unfinished jobs."""
+        ...
 
 
 class Jobs:
