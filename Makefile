@@ -7,7 +7,7 @@ DIR ?= .
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PYTEST = scripts/in-memory $(BIN)/pytest -n $(JOBS)
 OTHERS := 3.12 3.13
-WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py) tests/e2e/test_flows.py tests/e2e/test_limits.py tests/e2e/test_schedules.py
+WORKER_TESTS = $(wildcard tests/e2e/test_worker_*.py)
 # Where it is set each process compiles all that it imports, and the tests start a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 

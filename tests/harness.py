@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
-import pytest
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.inspection import Filter
@@ -461,10 +460,6 @@ def check_counters(place: Place) -> None:
         for state in (*UNFINISHED, State.SUCCEEDED, State.FAILED):
             told, found = getattr(row, str(state)), counted[row.name][str(state)]
             assert told == found, f"queue {row.name}: {told} {state} by the counter, {found} found"
-
-
-ON_SERVERS = pytest.mark.parametrize("place", ["lmdb", "redis", "postgresql"], indirect=True)
-"""Runs a test on a store in a folder, and on stores behind a server."""
 
 
 @contextlib.contextmanager

@@ -13,8 +13,10 @@ from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.job import Outcome, Verdict
 
 pytestmark = pytest.mark.moving_clock
-WITH_A_CLOCK = [kind.name for kind in KINDS if kind.fake]
-"""Other files prove on them what takes long here."""
+WITHOUT_A_CLOCK = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if not kind.fake], ids=lambda kind: kind.name
+)
+"""On the other brokers, other files prove what takes long here."""
 
 SOON = 0.15
 """A delay in seconds, which the tests really wait for."""
@@ -159,7 +161,7 @@ def test_a_released_job_returns_to_the_front(broker: Broker, worker: LiveOwner) 
     assert taken == ids_of(jobs)
 
 
-@pytest.mark.full(*WITH_A_CLOCK)
+@WITHOUT_A_CLOCK
 def test_an_unacknowledged_message_goes_to_another_owner(
     broker: Broker, consumer: LiveOwner
 ) -> None:
@@ -181,7 +183,7 @@ def test_an_unacknowledged_message_goes_to_another_owner(
     assert other.take() == consumer.take() == []
 
 
-@pytest.mark.full(*WITH_A_CLOCK)
+@WITHOUT_A_CLOCK
 def test_touch_keeps_a_message(broker: Broker, consumer: LiveOwner) -> None:
     # case Q16
     broker.put([message(ttr=6.0)])
@@ -193,7 +195,7 @@ def test_touch_keeps_a_message(broker: Broker, consumer: LiveOwner) -> None:
     assert consumer.settle(lease)
 
 
-@pytest.mark.full(*WITH_A_CLOCK)
+@WITHOUT_A_CLOCK
 def test_a_message_may_be_taken_so_often_and_no_more(broker: Broker, consumer: LiveOwner) -> None:
     # law 7
     broker.put([job(task="", ttr=0.2, retries=1)])

@@ -77,6 +77,8 @@ STORES = ["lmdb", *sorted(NETWORK)]
 URLS = NETWORK | {"rabbitmq": lambda name: f"{rabbitmq_url()}?prefix={name}"}
 WITH_RABBITMQ = pytest.mark.parametrize("at", [*STORES, "rabbitmq"], indirect=True)
 """Runs a test on RabbitMQ, too, which keeps no results and lists only failed jobs."""
+ON_TWO = pytest.mark.parametrize("at", ["lmdb", "rabbitmq"], indirect=True)
+"""Runs a test of the worker's part: on one store, whose part the contract proves, and RabbitMQ."""
 
 
 @pytest.fixture(params=STORES)
@@ -140,7 +142,7 @@ def test_retries_are_counted_and_listed(place: Place) -> None:  # case T3, law 7
     assert worker.stop() == 0
 
 
-@WITH_RABBITMQ
+@ON_TWO
 def test_retry_comes_in_its_time_and_fail_at_once(place: Place) -> None:  # case T4
     place.worker().wait_ready()
     place.enqueue("again")
@@ -193,7 +195,7 @@ def test_kill_of_one_process(place: Place) -> None:  # case T9, laws 5, 6
         check_counters(place)
 
 
-@WITH_RABBITMQ
+@ON_TWO
 def test_a_job_that_kills_its_worker_fails(place: Place) -> None:  # case T9, law 6
     place.worker(slots=1)
     place.enqueue("kills")
@@ -203,15 +205,8 @@ def test_a_job_that_kills_its_worker_fails(place: Place) -> None:  # case T9, la
     assert len(place.notes()) == 3
 
 
-def with_witness(place: Place) -> Place:
-    """The place, where whoever is left on the machine reads a dead worker's board."""
-    if place.url.startswith("http:"):
-        pytest.skip("given up after its lease, without a witness: see test_http_workers.py")
-    return place
-
-
-def test_kill_of_the_supervisor(at: Callable[..., Place]) -> None:  # case T10
-    place = with_witness(at())  # the lease is far longer
+@pytest.mark.parametrize("at", ["lmdb"], indirect=True)
+def test_kill_of_the_supervisor(place: Place) -> None:  # case T10
     worker = place.worker(processes=2, slots=2).wait_ready()
     job = place.enqueue("long", 300.0)
     place.wait_notes("begin", 1)
@@ -224,9 +219,9 @@ def test_kill_of_the_supervisor(at: Callable[..., Place]) -> None:  # case T10
 
 
 @pytest.mark.everyday
-def test_kill_of_everything_with_another_worker(at: Callable[..., Place]) -> None:
-    # case T10, laws 5, 6
-    place = with_witness(at())  # the lease is far longer
+@pytest.mark.parametrize("at", ["lmdb", "redis", "postgresql"], indirect=True)
+def test_kill_of_everything_with_another_worker(place: Place) -> None:
+    # case T10, laws 5, 6: whoever is left on the machine reads the board; the lease is far longer
     worker = place.worker(processes=2, slots=1).wait_ready()
     jobs = [place.enqueue("long", 300.0) for _ in range(2)]
     place.wait_notes("begin", 2)
@@ -265,7 +260,7 @@ def test_shutdown(place: Place, patient: bool) -> None:  # case T11
     assert [line.attempt for line in begins] == ([1] if patient else [1, 1])  # uncounted
 
 
-@WITH_RABBITMQ
+@pytest.mark.parametrize("at", ["redis", "postgresql", "http", "rabbitmq"], indirect=True)
 def test_a_long_job_that_holds_the_lock_runs_once(at: Callable[..., Place]) -> None:  # case T12
     place = at(owner_lease=4)
     place.worker(slots=2).wait_ready()

@@ -167,7 +167,11 @@ def check_mix(place: Place, mix: Mix) -> None:
     assert len(groups.records) == 4 * count
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("place", "seed"),
+    [("lmdb", 1), ("redis", 2), ("postgresql", 1), ("http", 2)],
+    indirect=["place"],
+)
 def test_kills_of_anything_keep_the_order_of_steps_and_fire_each_hook_once(
     place: Place, app: Any, seed: int
 ) -> None:

@@ -33,7 +33,7 @@ print("freed", flush=True)
 """
 
 
-@pytest.fixture(params=["lmdb", "redis", "postgresql", "http"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     network = NETWORK.get(request.param)
     return network(f"t{new_id()}") if network else f"lmdb://{tmp_path}/store"
@@ -64,7 +64,14 @@ def holds(mill: Tidemill) -> list[str]:
 
 
 @pytest.mark.everyday("lmdb")
-@pytest.mark.parametrize("point", ["hold.put", "hold.begun", "hold.ended"])
+@pytest.mark.parametrize(
+    ("url", "point"),
+    [
+        *(("lmdb", "hold.put"), ("lmdb", "hold.begun"), ("lmdb", "hold.ended")),
+        *(("redis", "hold.put"), ("postgresql", "hold.begun"), ("http", "hold.ended")),
+    ],
+    indirect=["url"],
+)
 def test_a_killed_holder_leaves_the_place_free(mill: Tidemill, url: str, point: str) -> None:
     # given a process that is killed at this step
     with holder(url, point) as process:

@@ -33,12 +33,11 @@ def slow(seconds=0.05):
 """
 
 
-@pytest.fixture(params=["lmdb", "redis", "postgresql", "http"])
+@pytest.fixture(params=["lmdb", "redis", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     folder = tmp_path / "p"
     folder.mkdir()
-    lease = "&owner_lease=4" if request.param == "http" else ""  # else the dead are seen at once
-    url = NETWORK[request.param](f"t{new_id()}{lease}") if request.param in NETWORK else ""
+    url = NETWORK[request.param](f"t{new_id()}") if request.param in NETWORK else ""
     with open_place(folder, url) as place:
         place.write(APP)
         yield place

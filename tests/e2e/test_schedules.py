@@ -22,13 +22,9 @@ def tick(name="tick"):
 """
 
 
-BROKERS = ["lmdb", "redis", "postgresql", "http"]
-
-
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=["lmdb", "redis", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    lease = "&owner_lease=3" if request.param == "http" else ""  # else the dead are seen at once
-    url = "" if request.param == "lmdb" else NETWORK[request.param](f"t{new_id()}{lease}")
+    url = "" if request.param == "lmdb" else NETWORK[request.param](f"t{new_id()}")
     with open_place(tmp_path, url) as place:
         yield place
 
@@ -104,6 +100,7 @@ def kill_at(place: Place, point: str) -> None:
     check_each_once(place, 0.3, 5)
 
 
+@pytest.mark.parametrize("place", ["lmdb"], indirect=True)
 def test_new_code_changes_adds_and_withdraws_what_it_declares(place: Place) -> None:
     # case C8: by SIGHUP, and no worker is restarted
     place.write(

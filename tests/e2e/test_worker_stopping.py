@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from harness import ON_SERVERS, Place
+from harness import Place
 
 from tidemill.core.job import Outcome, State
 from tidemill.core.locks import Stopping
@@ -77,6 +77,19 @@ def gives_back():
 def raises_early(): raise WorkerStopping("nobody stops")
 """
 
+EXITS = """
+import atexit
+
+def at_exit():
+    note("exiting")
+    time.sleep(3)  # longer than a moment
+    note("exited")
+
+@mill.task
+def registers():
+    atexit.register(at_exit)
+"""
+
 POOLS = pytest.mark.parametrize("slots", [1, 4], ids=["main", "threads"])
 
 
@@ -123,7 +136,6 @@ def test_a_task_can_wait_for_the_end_of_its_worker(place: Place, name: str, slot
     assert job.result() == "saved"
 
 
-@ON_SERVERS
 @POOLS
 def test_a_task_may_give_its_job_back(place: Place, slots: int) -> None:
     # Given one task that raises WorkerStopping although nobody stops: an error as any other.
@@ -137,6 +149,16 @@ def test_a_task_may_give_its_job_back(place: Place, slots: int) -> None:
     place.wait_notes("begin")
     assert worker.stop() == 1
     assert (job.refresh().state, job.refresh().attempt) == (State.READY, 0)
+
+
+@POOLS
+def test_atexit_functions_run_to_their_end(place: Place, slots: int) -> None:
+    place.write(EXITS)
+    worker = place.worker(slots=slots).wait_ready()
+    place.finish([place.enqueue("registers")])
+    # When the worker stops; then it waits for that.
+    assert worker.stop() == 0
+    assert place.notes() == ["exiting", "exited"]
 
 
 def test_stopping_wakes_threads_and_event_loops() -> None:

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from harness import PATIENT, SLACK, Place, alive, eventually
+from harness import PATIENT, SLACK, Place, alive, eventually, runs_of
 from servers.base import await_stop
 
 from tidemill.core.job import Record, State
@@ -242,6 +242,19 @@ def hangs():
     assert [line.split()[0] for line in place.wait_notes("dead")] == ["dead"]
     assert not any(line.startswith("alive") for line in place.notes())
     assert second.stop() == 0
+
+
+def test_a_neighbour_that_ended_with_the_last_one_does_not_run_again(place: Place) -> None:
+    # case T6: its verdict is read before the process is killed
+    place.write(APP)
+    place.worker(slots=4).wait_ready()
+    for _ in range(4):
+        # when: three neighbours end at one instant, after the fourth job is stuck
+        jobs = [place.enqueue("neighbour", 1.2) for _ in range(3)]
+        place.finish([place.enqueue("sleeps", timeout=0.4), *jobs])
+    # then
+    for job_id, runs in runs_of(place.ledger()).items():
+        assert len(runs) == 1, (job_id, runs)
 
 
 def test_timeouts_of_call_task_and_app(place: Place) -> None:  # case T7

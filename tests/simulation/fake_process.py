@@ -10,7 +10,8 @@ virtual time. What each task does is a ``Behaviour``. These tests with real proc
 - Tasks are interrupted, or are stuck and reported: ``test_worker_timeouts.py``,
   ``test_timeout_in_every_pool``.
 - A held interpreter lock delays all of this: its cases ``holds`` and ``aholds``.
-- The last verdict comes before the kill: ``test_worker_neighbours.py``.
+- The last verdict comes before the kill:
+  ``test_a_neighbour_that_ended_with_the_last_one_does_not_run_again``.
 - A stuck run holds its retry: ``test_a_retry_waits_for_a_supervisor_that_is_held_up``.
 - The process leaves after its jobs, and for its memory: ``test_recycling_by_jobs`` and
   ``test_recycling_by_memory``; when told: ``test_sigterm_to_a_process_recycles_it``.
