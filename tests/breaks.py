@@ -158,7 +158,7 @@ BREAKS = (
         "core/retry.py",
         "    return random.uniform(0.0, bound) if policy.jitter else bound\n",
         "    return 0.0\n",
-        "tests/unit/core tests/unit/worker tests/e2e/test_worker_tasks.py -k 'backoff or retr'",
+        "tests/unit/core tests/unit/worker -k 'backoff or retr'",
     ),
     Break(
         "PostgreSQL: a put sends no NOTIFY.",
@@ -172,7 +172,7 @@ BREAKS = (
         "brokers/postgres/sql/25_handoff.sql",
         "        PERFORM pg_notify(w.channel, word), ",
         "        PERFORM ",
-        "tests/unit/brokers/postgres/test_postgresql_handoff.py",
+        "tests/unit/brokers/test_handoff.py",
     ),
     Break(
         "Redis: a hint is not published.",

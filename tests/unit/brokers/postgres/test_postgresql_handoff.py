@@ -1,4 +1,4 @@
-"""Direct hand-off: a put leases to a worker that sleeps for it; each race it may run into."""
+"""Races of the direct hand-off on PostgreSQL; ``unit/brokers/test_handoff.py`` shows the rest."""
 
 from __future__ import annotations
 
@@ -6,103 +6,25 @@ import contextlib
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from postgres_desk import connect, job, until_blocked
+from handoff_desk import Sleeper, count_steps, named, states
+from postgres_desk import connect, until_blocked
 from servers import Postgres, postgres_url
 
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
-from tidemill.core.envelope import Envelope, rank_of
-from tidemill.core.job import Lease, Outcome, Owner, State, Verdict
+from tidemill.core.job import Lease, Outcome, State, Verdict
 from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture
-def count(schema: str) -> Iterator[Callable[[], int]]:
-    """Steps that the server has done for the owner "w"."""
-    text = (
-        f'SELECT turn FROM "{schema}".pulse JOIN "{schema}".owner ON number = owner WHERE id = %s'
-    )
-    with connect(postgres_url(), autocommit=True) as conn:
-
-        def turns() -> int:
-            row = conn.execute(text, ["w"]).fetchone()
-            return int(row[0])
-
-        yield turns
-
-
-class Sleeper:
-    """An owner that waits between its steps, as workers do."""
-
-    def __init__(self, broker: PostgresBroker, name: str = "w", kind: str = "worker") -> None:
-        self.broker = broker
-        self.name = name
-        broker.attach(Owner(id=name, kind=kind, name=name))
-        self.attached = broker._owners[name]
-
-    def sleep(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> None:
-        """Begin to sleep, for so many jobs."""
-        self.broker.wait(self.name, 0.0)
-        assert self.take(count, queues, **want) == []
-
-    def hear(self) -> None:
-        """Sleep until it is woken."""
-        give_up = time.monotonic() + 20
-        while not self.attached.hand_off._arrived:
-            assert time.monotonic() < give_up
-            self.broker.wait(self.name, 0.1)
-
-    def exchange(self, **step: Any) -> list[Lease]:
-        return self.broker.exchange(Step(self.name, **step)).leases
-
-    def take(self, count: int = 4, queues: Sequence[str] = (), **want: Any) -> list[str]:
-        leases = self.exchange(want=Want(count, tuple(queues), **want))
-        assert len(leases) <= count
-        return [lease.open().id for lease in leases]
-
-
-def named(job_id: str, priority: float = 0, **fields: Any) -> Envelope:
-    return job(id=job_id, rank=rank_of(priority), **fields)
-
-
-def states(broker: PostgresBroker, *ids: str) -> list[State | None]:
-    records = [broker.get(job_id) for job_id in ids]
-    return [record.state if record else None for record in records]
-
-
-READY, RUNNING, SUCCEEDED = State.READY, State.RUNNING, State.SUCCEEDED
-
-
-@pytest.mark.everyday
-def test_a_put_leases_to_who_sleeps_for_it_and_the_lease_comes_with_the_hint(
-    broker: PostgresBroker, count: Callable[[], int]
-) -> None:
-    worker = Sleeper(broker)
-    worker.sleep()
-    broker.put([named("one", timeout=7.0, priority=3)])
-    record = broker.get("one")
-    assert (record.state, record.worker) == (RUNNING, "w")
-    worker.hear()
-    before = count()
-    (lease,) = worker.exchange(want=Want(4))
-    assert count() == before  # nobody was asked
-    assert (lease.open().id, lease.attempt, lease.losses) == ("one", 1, 0)
-    assert (lease.timeout, lease.rank, lease.seq) == (7.0, rank_of(3), record.seq)
-    reply = broker.exchange(Step("w", want=Want(4)))
-    assert (reply.leases, reply.behind) == ([], False)  # it is told of it once
-    reply = broker.exchange(Step("w", verdicts=[Verdict(lease.token, Outcome.SUCCESS)]))
-    assert reply.settled == [True]
-    assert states(broker, "one") == [SUCCEEDED]
-    row = broker.stats()[0]
-    assert (row.ready, row.running, row.accepted, row.succeeded) == (0, 0, 1, 1)
+READY, RUNNING = State.READY, State.RUNNING
 
 
 def test_a_put_leases_to_a_worker_that_had_news_before_it_slept(broker: PostgresBroker) -> None:
@@ -114,15 +36,15 @@ def test_a_put_leases_to_a_worker_that_had_news_before_it_slept(broker: Postgres
 
 
 def test_a_step_that_asks_for_strays_asks_the_server(
-    broker: PostgresBroker, count: Callable[[], int]
+    broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = Sleeper(broker)
+    worker, steps = Sleeper(broker), count_steps(broker, monkeypatch)
     worker.sleep()
     broker.put([named("one")])
     worker.hear()
-    before = count()
+    before = steps()
     [lease] = worker.exchange(want=Want(4), held=[])
-    assert (lease.open().id, count()) == ("one", before + 1)
+    assert (lease.open().id, steps()) == ("one", before + 1)
 
 
 def test_a_put_that_waits_for_another_put_of_its_id_holds_up_no_worker(
@@ -202,62 +124,6 @@ def test_nothing_is_handed_over_past_a_job_that_is_ready(broker: PostgresBroker)
     broker.put([named("second", queue="q")])
     assert states(broker, "first", "second") == [READY, READY]
     assert set(worker.take(queues=["q", "r"])) == {"first", "second"}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"delay": 30.0},
-        {"expires": 30.0},
-        {"key": "k"},
-        {"task": "", "ttr": 60.0},
-        {"queue": "paused"},
-        {"queue": "bounded"},
-        {"queue": "other"},
-    ],
-    ids=str,
-)
-def test_jobs_with_conditions_are_not_handed_over(
-    broker: PostgresBroker, fields: dict[str, Any]
-) -> None:
-    broker.set_queue("paused", paused=True)
-    broker.set_queue("bounded", max_size=10)
-    worker = Sleeper(broker)
-    worker.sleep(queues=["default", "paused", "bounded"])
-    broker.put([named("one", **fields)])
-    assert states(broker, "one") != [RUNNING]
-
-
-def test_a_worker_that_no_longer_wants_it_gives_it_back(broker: PostgresBroker) -> None:
-    worker = Sleeper(broker)
-    worker.sleep()
-    broker.put([named("one")])
-    worker.hear()
-    assert worker.take(0) == []
-    record = broker.get("one")
-    assert (record.state, record.attempt) == (READY, 0)
-    assert worker.take(1) == ["one"]
-
-
-def test_cancelled_before_the_worker_heard(broker: PostgresBroker) -> None:
-    # law 14
-    worker = Sleeper(broker)
-    worker.sleep()
-    broker.put([named("one", body=b"x" * 6000)])
-    assert broker.cancel(["one"]) == [True]
-    assert worker.take() == []
-    record = broker.get("one")
-    assert (record.state, record.error) == (State.CANCELLED, "cancelled before it started")
-
-
-def test_a_worker_that_dies_before_it_looked_used_no_attempt(broker: PostgresBroker) -> None:
-    # law 6
-    worker = Sleeper(broker)
-    worker.sleep()
-    broker.put([named("one")])
-    assert broker.release("w", {}) == 1
-    record = broker.get("one")
-    assert (record.state, record.attempt, record.losses) == (READY, 0, 0)
 
 
 def test_a_put_whose_reply_was_lost_is_told_again(
