@@ -16,11 +16,7 @@ def inside(alias: str) -> Any:
 
 
 def joined(txn: Any, alias: str) -> Any:
-    """The connection that ``txn`` names; None without ``txn``.
-
-    Raises:
-        InvalidOption: ``txn`` is no connection of this database, or not within ``atomic``.
-    """
+    """The connection that ``txn`` names; None without ``txn``."""
     if txn is None:
         return None
     from django.db import connections

@@ -102,10 +102,8 @@ def _is_plain(jobs: StoredJobs, want: Want) -> bool:
 
 
 def lease(jobs: StoredJobs, owner: Owner, want: Want, stored: list[str] | None) -> list[Lease]:
-    """Lease up to ``want.count`` jobs.
-
-    ``stored`` are the names of queues with ready jobs in the table, if they are known.
-    """
+    """Lease up to ``want.count`` jobs."""
+    # ``stored`` are the names of queues with ready jobs in the table, if they are known.
     if not want.count:
         return list(rules.lease(jobs, owner, want))
     queues = want.queues or _queues_with_jobs(jobs, stored)

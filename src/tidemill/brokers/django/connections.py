@@ -163,10 +163,9 @@ class Connection(Rows):
 
 
 class Borrowed(Rows):
-    """A caller's Django connection: statements go through Django's own cursor, one by one.
+    """A caller's Django connection: statements go through Django's own cursor, one by one."""
 
-    Its errors are the errors of Django, except for a full disk.
-    """
+    # Its errors are the errors of Django, except for a full disk.
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper

@@ -61,10 +61,8 @@ class Dialect:
         raise NotImplementedError
 
     def enter(self, execute: Execute) -> str:
-        """Take ``lock`` within a transaction of a caller, and read numbers with all digits.
-
-        Return the statement that gives the caller's connection its own setting back, if any.
-        """
+        """Take ``lock`` within a transaction of a caller, and read numbers with all digits."""
+        # Return the statement that gives the caller's connection its own setting back, if any.
         if self.lock:
             execute(self.lock, [])
         return ""
@@ -114,10 +112,8 @@ class Dialect:
         raise NotImplementedError
 
     def update_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> Statement | None:
-        """One statement that writes these columns of jobs; each row ends with the job's number.
-
-        None when the database has no quick form.
-        """
+        """One statement that writes these columns of jobs; each row ends with the job's number."""
+        # None when the database has no quick form.
         return None
 
     def quick_insert(self, insert: str, rest: str) -> str:
@@ -133,10 +129,8 @@ class Dialect:
         raise NotImplementedError
 
     def may_repeat(self, error: BaseException) -> bool:
-        """True when the statement waited for a lock, and may be run again in its transaction.
-
-        Most servers have undone the transaction, or may have.
-        """
+        """True when the statement waited for a lock, and may be run again in its transaction."""
+        # Most servers have undone the transaction, or may have.
         return False
 
 

@@ -83,12 +83,10 @@ _KEPT = "prune IS NOT NULL AND linked IN (0, 2) AND state IN (4, 6, 7)"
 
 
 def surplus(rows: Rows, retention: Retention) -> list[int]:
-    """The numbers of the finished jobs above the count to keep; read without a lock.
-
-    Failed and purged jobs do not count. Young results stay, and jobs without a result are deleted
-    first. One query chooses all the jobs, so two processes at the same time choose the same jobs,
-    not twice as many.
-    """
+    """The numbers of the finished jobs above the count to keep; read without a lock."""
+    # Failed and purged jobs do not count. Young results stay, and jobs without a result are deleted
+    # first. One query chooses all the jobs, so two processes at the same time choose the same jobs,
+    # not twice as many.
     keep = retention.count
     [(count,)] = rows.execute("SELECT count(*) FROM tidemill_job WHERE prune IS NOT NULL", [])
     if count <= keep:

@@ -70,12 +70,10 @@ def first_reads(step: Step) -> list[Statement]:
 
 
 def exchange(jobs: StoredJobs, owner: Owner, step: Step, serial: int, alive: float) -> Reply:
-    """Make one step. ``alive`` is the length of the owner's lease in seconds.
-
-    Most steps send two messages to read rows. The first begins the transaction
-    (:func:`first_reads`). The second comes before the verdicts are settled
-    (:func:`~.claim.read_ahead`). More messages follow if verdicts or jobs need further rows.
-    """
+    """Make one step. ``alive`` is the length of the owner's lease in seconds."""
+    # Most steps send two messages to read rows. The first begins the transaction
+    # (:func:`first_reads`). The second comes before the verdicts are settled
+    # (:func:`~.claim.read_ahead`). More messages follow if verdicts or jobs need further rows.
     want = step.want
     found_owner, queue_names, schedule, *running = jobs.also
     row = _owner_of(found_owner)

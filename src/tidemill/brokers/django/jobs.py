@@ -34,19 +34,14 @@ from tidemill.core.job import RunOn, State
 
 
 class Facts(msgspec.Struct):
-    """The facts of the whole store, in one value.
+    """The facts of the whole store, in one value."""
 
-    Attributes:
-        store: the name of this store, which no other store has.
-        has_limits: True after any limit was set.
-    """
-
-    store: str = ""
+    store: str = ""  # the name of this store, which no other store has
     born: float = 0.0
     departure: Departure | None = None
     arrivals: dict[str, tuple[str, int]] = {}
     history_pruned: float = 0.0
-    has_limits: bool = False
+    has_limits: bool = False  # True after any limit was set
 
 
 _READY = 2
@@ -92,12 +87,11 @@ class _Items(dict[str, Item]):
 
 
 class StoredJobs(Jobs):
-    """The jobs of a database, in one transaction.
+    """The jobs of a database, in one transaction."""
 
-    ``opened`` has the time of the database, the facts of the store, and the first times at which an
-    unfinished and a finished job must be looked at. ``also`` has the rows of further queries that
-    ran when the transaction began.
-    """
+    # ``opened`` has the time of the database, the facts of the store, and the first times at which
+    # an unfinished and a finished job must be looked at. ``also`` has the rows of further queries
+    # that ran when the transaction began.
 
     def __init__(
         self, rows: Rows, retention: Retention, opened: Sequence[Any], also: Sequence[list[Any]]

@@ -172,10 +172,8 @@ class Owners(shared.Owners[AttachedOwner]):
         return self._store.change(work, rings=OWNERS)
 
     def _lives(self, row: Row, proof: Row) -> bool:
-        """Whether an owner has shown since the proof of its death that it lives.
-
-        An owner that attaches again has the same number, since its id gives the number.
-        """
+        """Whether an owner has shown since the proof of its death that it lives."""
+        # An owner that attaches again has the same number, since its id gives the number.
         return row.late <= 0 if proof.late > 0 else self._liveness.alive(row.number)
 
     def reap(self) -> int:

@@ -58,10 +58,8 @@ def is_plain(jobs: Sequence[Envelope], let_go: Collection[str]) -> bool:
 
 
 def put_plainly(rows: Rows, jobs: Sequence[Envelope]) -> list[Put] | None:
-    """Insert plain jobs; store nothing and return None when the rules must decide.
-
-    The rules must decide when jobs move to another store, a queue has a bound, or an id is taken.
-    """
+    """Insert plain jobs; store nothing and return None when the rules must decide."""
+    # The rules must decide when jobs move to another store, a queue has a bound, or an id is taken.
     stored: list[str] = []
     for part in in_parts(jobs, _ROWS):
         stored += _insert(rows, part)
@@ -110,10 +108,8 @@ def put_within(
     let_go: Collection[str],
     nonce: str,
 ) -> list[Put]:
-    """Accept jobs by the rules, all or none, in a transaction that excludes all other changes.
-
-    Later puts with the same nonce get the answer of the first.
-    """
+    """Accept jobs by the rules, all or none, in a transaction that excludes all other changes."""
+    # Later puts with the same nonce get the answer of the first.
     rows = jobs.rows
     text = "SELECT sample FROM tidemill_history WHERE kind = %s AND name = %s AND at > %s"
     if nonce and (found := rows.execute(text, [_NONCE, nonce, int(jobs.now)])):

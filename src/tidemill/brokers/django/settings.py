@@ -16,31 +16,19 @@ _ALIAS = re.compile(r"\w[\w-]*")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A ``django://`` URL taken apart.
-
-    Attributes:
-        alias: the name of the database in ``DATABASES``.
-        settings: the settings module of the Django project; empty for the module that is in use.
-        poll: seconds between two looks of an idle owner.
-        owner_lease: seconds that a silent owner is kept.
-        patience: seconds that puts, queries and acts on jobs wait for a database that is away.
-    """
+    """A ``django://`` URL taken apart."""
 
     text: str
-    alias: str
-    settings: str
+    alias: str  # the name of the database in ``DATABASES``
+    settings: str  # the settings module of the Django project; empty for the module that is in use
     retention: Retention
-    poll: float
-    owner_lease: float
-    patience: float
+    poll: float  # seconds between two looks of an idle owner
+    owner_lease: float  # seconds that a silent owner is kept
+    patience: float  # seconds that puts, queries and acts on jobs wait for a database that is away
 
 
 def check_url(url: Url) -> Address:
-    """Read a ``django://`` URL.
-
-    Raises:
-        InvalidOption: the URL cannot be used; the message names the error.
-    """
+    """Read a ``django://`` URL."""
     options = url.options
     check_known("a django:// url", options, _OURS)
     alias = url.path.strip("/") or "default"
@@ -66,11 +54,7 @@ def check_url(url: Url) -> Address:
 
 
 def set_up(address: Address) -> None:
-    """Configure Django, if nobody has: a worker's supervisor opens the broker by its URL alone.
-
-    Raises:
-        InvalidOption: no settings module is known, or it has no database of this alias.
-    """
+    """Configure Django, if nobody has: a worker's supervisor opens the broker by its URL alone."""
     import django
     from django.apps import apps
     from django.conf import settings

@@ -37,22 +37,17 @@ _OPEN = (
 
 
 class Store:
-    """The store, and the access of this process to its database.
-
-    Attributes:
-        name: no other store has this name. It is empty while a transaction of this thread prevents
-            the creation of the store.
-        last_queue: the queue that served the last fair want in this process.
-        wakes: the folder of the sockets of sleepers.
-    """
+    """The store, and the access of this process to its database."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.database = Database(address)
-        self.last_queue = ""
+        self.last_queue = ""  # the queue that served the last fair want in this process
+        # No other store has this name. It is empty while a transaction of this thread prevents the
+        # creation of the store.
         self.name = ""
         self.name = self.facts().store or self._found()
-        self.wakes = os.path.join(self.folder(), "wake")
+        self.wakes = os.path.join(self.folder(), "wake")  # the folder of the sockets of sleepers
 
     def folder(self, *path: str) -> str:
         """A folder of this user's processes that use the store on this machine."""
@@ -102,11 +97,9 @@ class Store:
         patience: float | None = None,
         also: Sequence[Statement] = (),
     ) -> T:
-        """Change jobs in one transaction, and wake the sleepers that the changes concern.
-
-        ``rings`` are kinds of sleepers to wake in any case. ``also`` are queries that run when the
-        transaction begins.
-        """
+        """Change jobs in one transaction, and wake the sleepers that the changes concern."""
+        # ``rings`` are kinds of sleepers to wake in any case. ``also`` are queries that run when
+        # the transaction begins.
 
         def run(rows: Rows) -> tuple[T, StoredJobs]:
             jobs = self._begin(rows, also)
@@ -127,11 +120,9 @@ class Store:
         also: Sequence[Statement] = (),
         with_each: Callable[[StoredJobs], object] = lambda jobs: None,
     ) -> T:
-        """First move all jobs whose time has come; then change jobs.
-
-        Many due jobs move in several transactions, so that each transaction is short. Each of these
-        transactions also calls ``with_each``.
-        """
+        """First move all jobs whose time has come; then change jobs."""
+        # Many due jobs move in several transactions, so that each transaction is short. Each of
+        # these transactions also calls ``with_each``.
 
         def run(jobs: StoredJobs) -> tuple[T] | None:
             if come_due(jobs):
@@ -167,10 +158,8 @@ class Store:
         ring(self.wakes, kinds)
 
     def look(self) -> None:
-        """Move the jobs whose time has come, if there are any.
-
-        Within a transaction of this thread, jobs that the transaction holds are left for later.
-        """
+        """Move the jobs whose time has come, if there are any."""
+        # Within a transaction of this thread, jobs that the transaction holds are left for later.
 
         def first(rows: Rows) -> bool:
             text = "SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL"

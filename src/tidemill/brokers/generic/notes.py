@@ -19,11 +19,7 @@ class Notes:
     """The notes of one kind in a store."""
 
     def __init__(self, store: Store, kind: str, option: str) -> None:
-        """Make the notes of a kind.
-
-        Raises:
-            FeatureMissing: the store keeps no notes; the error names ``option``.
-        """
+        """Make the notes of a kind."""
         need(store, Feature.HISTORY, option)
         self._store = store
         self._before = f"{NOTE}{kind}\x1f"

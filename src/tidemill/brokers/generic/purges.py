@@ -38,54 +38,33 @@ _PIECE = 500  # the most jobs that one call of the store changes
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):
-    """A purge whose jobs were kept.
+    """A purge whose jobs were kept."""
 
-    Attributes:
-        id: the id of the purge.
-        queue: the purged queue.
-        at: the wall time of the purge.
-        jobs: the number of its jobs that were not restored; 0 when the number is unknown, because
-            the purge was interrupted.
-    """
-
-    id: str
-    queue: str
-    at: float
+    id: str  # the id of the purge
+    queue: str  # the purged queue
+    at: float  # the wall time of the purge
+    # The number of its jobs that were not restored; 0 when the number is unknown, because the purge
+    # was interrupted.
     jobs: int
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of a purge.
+    """The effect of a purge."""
 
-    Attributes:
-        jobs: the number of jobs that left the queue.
-        kept: the number of these jobs that can be restored.
-        id: the id of the purge; empty when no job was kept.
-    """
-
-    jobs: int
-    kept: int = 0
-    id: str = ""
+    jobs: int  # the number of jobs that left the queue
+    kept: int = 0  # the number of these jobs that can be restored
+    id: str = ""  # the id of the purge; empty when no job was kept
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of restoring a purge.
+    """The effect of restoring a purge."""
 
-    Attributes:
-        jobs: the number of jobs that are in the queue again.
-        left: the number of jobs that stay purged: see ``WHY_LEFT``.
-    """
-
-    jobs: int
-    left: int
+    jobs: int  # the number of jobs that are in the queue again
+    left: int  # the number of jobs that stay purged: see ``WHY_LEFT``
 
 
 def purge(store: Store, queue: str, *, now: bool = False) -> Purged:
-    """Purge a queue; keep the jobs unless ``now``, the broker or a lack of room forbids it.
-
-    Raises:
-        InvalidOption: the queue has the records of groups.
-    """
+    """Purge a queue; keep the jobs unless ``now``, the broker or a lack of room forbids it."""
     check_users(queue)
     if now or Feature.INSPECT not in store.features:  # without INSPECT, nobody could find the jobs
         return Purged(jobs=delete_waiting(store, queue))
@@ -108,10 +87,9 @@ def purge(store: Store, queue: str, *, now: bool = False) -> Purged:
 
 
 def delete_waiting(store: Store, queue: str) -> int:
-    """Delete all jobs of a queue that are neither running nor finished; return how many.
-
-    A job may start between the search and the deletion, and must stay. So jobs are cancelled first.
-    """
+    """Delete all jobs of a queue that are neither running nor finished; return how many."""
+    # A job may start between the search and the deletion, and must stay. So jobs are cancelled
+    # first.
     if Feature.INSPECT not in store.features:
         return cast("NativePurge", store).purge(queue)
     deleted, purge_id = 0, new_id()
@@ -124,12 +102,10 @@ def delete_waiting(store: Store, queue: str) -> int:
 
 
 def _waiting(store: Store, queue: str) -> Iterator[list[str]]:
-    """The ids of the jobs of a queue that have not started, in pieces; the jobs of flows last.
-
-    The search goes from new jobs to old jobs. So it ends, although producers put more jobs. A flow
-    puts each job before the jobs for which it waits. So the jobs of flows are sorted, the oldest
-    first: the end of a job must not end the jobs that wait for it before their turn.
-    """
+    """The ids of the jobs of a queue that have not started, in pieces; the jobs of flows last."""
+    # The search goes from new jobs to old jobs. So it ends, although producers put more jobs. A
+    # flow puts each job before the jobs for which it waits. So the jobs of flows are sorted, the
+    # oldest first: the end of a job must not end the jobs that wait for it before their turn.
     what, cursor, of_flows = Filter(states=WAITING_STATES, queue=queue), "", list[str]()
     while True:
         page = store.find(what, _PIECE, cursor)
@@ -184,10 +160,8 @@ def restore(store: Store, queue: str, purge_id: str = "") -> Restored:
 def restore_pieces(
     store: Store, queue: str, purge_id: str, cursor: str = ""
 ) -> Iterator[tuple[Restored, str]]:
-    """Bring back the jobs of a purge in pieces, from a place in the list of cancelled jobs.
-
-    Yields the effect of each piece, and the cursor of the next piece.
-    """
+    """Bring back the jobs of a purge in pieces, from a place in the list of cancelled jobs."""
+    # Yields the effect of each piece, and the cursor of the next piece.
     what = Filter(states=frozenset({State.CANCELLED}), queue=queue)
     while True:
         page = store.find(what, _PIECE, cursor)

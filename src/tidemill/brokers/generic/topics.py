@@ -23,11 +23,7 @@ _ONE, _ANY = "*", "#"
 
 
 def check_topic(topic: object) -> str:
-    """Check the topic of a publish.
-
-    Raises:
-        InvalidOption: the topic is empty or too long, has an empty word, or has a wildcard.
-    """
+    """Check the topic of a publish."""
     name = check_name("topic", topic)
     if _ONE in name or _ANY in name:
         raise InvalidOption(
@@ -38,12 +34,7 @@ def check_topic(topic: object) -> str:
 
 
 def check_pattern(pattern: object) -> str:
-    """Check the pattern of a binding.
-
-    Raises:
-        InvalidOption: the pattern is empty or too long, has an empty word, or has a wildcard inside
-            a word.
-    """
+    """Check the pattern of a binding."""
     name = check_name("pattern", pattern)
     _check_words("pattern", name)
     for word in name.split("."):
@@ -112,23 +103,13 @@ def bindings(store: Store) -> Bindings:
 
 
 def bind(store: Store, queue: str, pattern: str) -> bool:
-    """Bind a queue to a pattern, and make the queue if it is new.
-
-    Returns False when the queue is bound to the pattern already.
-
-    Raises:
-        StoreMoved: the store departs.
-    """
+    """Bind a queue to a pattern, and make the queue if it is new; False when it was bound."""
     store.set_queue(queue)
     return _change(store, lambda table: table | {Binding(queue, pattern)})
 
 
 def unbind(store: Store, queue: str, pattern: str) -> bool:
-    """Delete a binding; False when there is no such binding.
-
-    Raises:
-        StoreMoved: the store departs.
-    """
+    """Delete a binding; False when there is no such binding."""
     return _change(store, lambda table: table - {Binding(queue, pattern)})
 
 

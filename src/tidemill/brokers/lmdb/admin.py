@@ -61,11 +61,7 @@ def _each(
 def cancel(
     commit: Transitions, job_ids: Sequence[str], *, terminate: bool = False, purge: str = ""
 ) -> list[bool]:
-    """Cancel jobs; ask the owner of a running job to cancel it, but not for a purge.
-
-    Raises:
-        StoreFull: the disk has no room for the jobs of a purge.
-    """
+    """Cancel jobs; ask the owner of a running job to cancel it, but not for a purge."""
     holders = Holders(commit.txn, commit.t)
     verb = "terminate" if terminate else "cancel"
     if purge:  # the commit writes each whole job again
@@ -106,10 +102,8 @@ def retry(
     due: float = 0.0,
     only_scheduled: bool = False,
 ) -> list[bool]:
-    """Make jobs ready again, or scheduled for a wall time.
-
-    With ``force``, also jobs that succeeded, and jobs whose key a succeeded job holds.
-    """
+    """Make jobs ready again, or scheduled for a wall time."""
+    # With ``force``, also jobs that succeeded, and jobs whose key a succeeded job holds.
     finish_falls(commit)
 
     line = "" if only_scheduled else RETRY_ASKED

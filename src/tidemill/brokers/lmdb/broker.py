@@ -177,10 +177,8 @@ class LmdbBroker(StoreCalls):
         return value
 
     def _act(self, apply: Callable[[Transitions], T], /, *, deletes: bool = False) -> T:
-        """Commit, then count down all dependents; refuse while the jobs move to another store.
-
-        Deletes are refused only in a sealed store.
-        """
+        """Commit, then count down all dependents; refuse while the jobs move to another store."""
+        # Deletes are refused only in a sealed store.
         last: list[Transitions] = []
 
         def here(commit: Transitions) -> T:

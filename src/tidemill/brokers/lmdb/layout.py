@@ -57,11 +57,10 @@ _ROW = struct.Struct(">IBI4Q7QBB")  # the fields of ``Row`` from number to forgo
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Row:
-    """One queue: settings, jobs by state, totals. Every transaction keeps the counts exact.
+    """One queue: settings, jobs by state, totals. Every transaction keeps the counts exact."""
 
-    ``ready`` counts the jobs on its lines, ``running`` the leased jobs. ``dirty`` tells that the
-    commit has to write the row. Each job changes a row, so its attributes are plain slots.
-    """
+    # ``ready`` counts the jobs on its lines, ``running`` the leased jobs. ``dirty`` tells that the
+    # commit has to write the row. Each job changes a row, so its attributes are plain slots.
 
     name: str
     number: int
@@ -151,22 +150,18 @@ def open_tables(env: lmdb.Environment, prefix: bytes) -> Tables:
 
 
 def make_tables(env: lmdb.Environment, txn: lmdb.Transaction[bytes], prefix: bytes) -> Tables:
-    """Open the named databases in a write transaction, and make the missing ones.
-
-    The driver keeps only handles that were opened in a write transaction. Without this function,
-    the driver would begin a write transaction for each table, and hold the interpreter lock while
-    it waits for other processes.
-    """
+    """Open the named databases in a write transaction, and make the missing ones."""
+    # The driver keeps only handles that were opened in a write transaction. Without this function,
+    # the driver would begin a write transaction for each table, and hold the interpreter lock while
+    # it waits for other processes.
     return Tables(*(env.open_db(prefix + name, txn=txn) for name in _NAMES))
 
 
 def rows_of(
     txn: lmdb.Transaction[bytes], table: lmdb._Database | None, prefix: bytes, first: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The keys with a prefix, in order, with their values; ``first`` is the least of these keys.
-
-    Without a table, the keys of the main database.
-    """
+    """The keys with a prefix, in order, with their values; ``first`` is the least of these keys."""
+    # Without a table, the keys of the main database.
     cursor = txn.cursor(table)
     found = cursor.set_range(first or prefix)
     while found and cursor.key().startswith(prefix):

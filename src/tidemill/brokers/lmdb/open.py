@@ -40,11 +40,10 @@ _OPTIONS = ("durability", *KEEP_OPTIONS, "map_size", "mode", "patience", "prefix
 
 
 class Settings(NamedTuple):
-    """The settings in a URL.
+    """The settings in a URL."""
 
-    ``mode`` is the mode of new files, 0 for the mode that the folder gives. ``patience``: seconds
-    that callers wait for the write lock.
-    """
+    # ``mode`` is the mode of new files, 0 for the mode that the folder gives. ``patience``: seconds
+    # that callers wait for the write lock.
 
     folder: str
     map_size: int
@@ -81,11 +80,7 @@ def check_url(url: Url) -> Settings:
 
 
 def _mode(text: str) -> int:
-    """The mode of new files; 0 means the mode that the folder gives.
-
-    Raises:
-        InvalidOption: a store does not work with this mode.
-    """
+    """The mode of new files; 0 means the mode that the folder gives."""
     if not text:
         return 0
     mode = int(text, 8) if set(text) <= set("01234567") and len(text) <= 4 else 0

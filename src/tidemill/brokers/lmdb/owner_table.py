@@ -51,11 +51,9 @@ def list_owner(commit: Transitions, number: int, owner: Owner) -> None:
 
 
 def strike_owner(commit: Transitions, number: int) -> None:
-    """Delete an owner and its commands.
-
-    One owner may leave when another attaches, so the number of owners stays the same. The counter
-    shows this change of the list, even if the number of the new owner was counted earlier.
-    """
+    """Delete an owner and its commands."""
+    # One owner may leave when another attaches, so the number of owners stays the same. The counter
+    # shows this change of the list, even if the number of the new owner was counted earlier.
     commit.count_up("owners")
     commit.txn.delete(NUMBER.pack(number), db=commit.t.owner)
     take_commands(commit, number)
@@ -86,11 +84,10 @@ _OWNERS = b"o"
 
 
 class LastReply(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The last step of an owner; times are the store's, microseconds.
+    """The last step of an owner; times are the store's, microseconds."""
 
-    The reply to the step has the leases with tokens above ``before``, up to ``told``. ``slot`` is
-    the slot in which the owner was marked as asleep.
-    """
+    # The reply to the step has the leases with tokens above ``before``, up to ``told``. ``slot`` is
+    # the slot in which the owner was marked as asleep.
 
     at: int = 0
     serial: int = 0
@@ -131,11 +128,7 @@ def forget_last_reply(commit: Transitions, number: int) -> None:
 
 
 def repeat(commit: Transitions, number: int, step: Step, last: LastReply) -> Reply:
-    """The reply to a repeated step.
-
-    Raises:
-        TidemillError: the step is not the last step of the owner.
-    """
+    """The reply to a repeated step."""
     if step.serial < last.serial:
         raise late(step, last.serial)
     keep_last_reply(commit, number, last)
@@ -172,11 +165,9 @@ def open_lease(commit: Transitions, number: int, token: int) -> Lease:
 def heard(
     txn: lmdb.Transaction[bytes], tables: Tables, now: int
 ) -> dict[tuple[str, int], SignOfLife]:
-    """The last signs of life of remote owners, by id and number, for the count of their silence.
-
-    The silence of a consumer does not count while the ttr (time to run) of one of its messages
-    lasts.
-    """
+    """The last signs of life of remote owners, by id and number, for the count of their silence."""
+    # The silence of a consumer does not count while the ttr (time to run) of one of its messages
+    # lasts.
     words: dict[tuple[str, int], SignOfLife] = {}
     for number, owner in owner_rows(txn, tables):
         if owner.lease:

@@ -175,10 +175,8 @@ class Owners(shared.Owners[LocalOwner]):
             self._give_up([attached])
 
     def leave(self) -> None:
-        """Take local owners off the list when the broker closes; remote owners stay.
-
-        If the list cannot be written, other owners notice that these owners are gone.
-        """
+        """Take local owners off the list when the broker closes; remote owners stay."""
+        # If the list cannot be written, other owners notice that these owners are gone.
         with contextlib.suppress(BrokerUnavailable, StoreFull):
             for attached in list(self._by_id.values()):
                 if not attached.owner.lease:
@@ -229,26 +227,16 @@ class Owners(shared.Owners[LocalOwner]):
     # -- sleeping, deaths -----------------------------------------------------------------------
 
     def parked(self, attached: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
-        """Sleep as an owner, and give back the jobs of owners that die meanwhile.
-
-        The look at the neighbours comes before the sleep. A new owner hints the others before its
-        commit, so right after a hint the list may not have the new owner yet. The exchange between
-        the hint and the next sleep waits for that commit.
-
-        Raises:
-            StoreGone: the store was deleted, or another was put in its place.
-        """
+        """Sleep as an owner, and give back the jobs of owners that die meanwhile."""
+        # The look at the neighbours comes before the sleep. A new owner hints the others before its
+        # commit, so right after a hint the list may not have the new owner yet. The exchange
+        # between the hint and the next sleep waits for that commit.
         self._store.room.check_place()
         return (yield from super().parked(attached, timeout, fds))
 
     def reap(self) -> int:
-        """Give back the jobs of owners that died; return the number of these owners.
-
-        Does nothing to a store that is gone: its files may now belong to another store.
-
-        Raises:
-            StoreGone: the store was deleted, or another was put in its place.
-        """
+        """Give back the jobs of owners that died; return the number of these owners."""
+        # Does nothing to a store that is gone: its files may now belong to another store.
         self._store.room.check_place()
         return super().reap()
 

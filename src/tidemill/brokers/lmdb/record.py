@@ -106,10 +106,9 @@ class _TailUnread(msgspec.Struct, array_like=True, gc=False):
 
 
 class Stored:
-    """One job: its header, and the bytes of its envelope and tail.
+    """One job: its header, and the bytes of its envelope and tail."""
 
-    ``data`` are bytes, or a view of the store, which is valid during its transaction.
-    """
+    # ``data`` are bytes, or a view of the store, which is valid during its transaction.
 
     __slots__ = ("data", "head", "id")
 
@@ -268,10 +267,8 @@ def kept_counts(store: Store, txn: lmdb.Transaction[bytes]) -> list[int]:
 
 
 def class_of(state: int, tail: Tail) -> int:
-    """The class of a job.
-
-    Failed and purged jobs are kept for people, and jobs with results for their callers.
-    """
+    """The class of a job."""
+    # Failed and purged jobs are kept for people, and jobs with results for their callers.
     if state == FAILED or is_purged(tail.error):
         return KEPT_OTHER
     return KEPT_PLAIN if state == SUCCEEDED and not tail.result else KEPT_RESULT

@@ -93,10 +93,9 @@ def settle_all(
 
 
 class PlainSuccess:
-    """The success of a plain task at its first attempt, as a straight line.
+    """The success of a plain task at its first attempt, as a straight line."""
 
-    Most verdicts are such. The same bytes are written as by :func:`settle`.
-    """
+    # Most verdicts are such. The same bytes are written as by :func:`settle`.
 
     __slots__ = ("_commit", "_get", "_jobs", "_kept", "_now", "_prune", "_put", "_worker")
 
@@ -176,10 +175,8 @@ def _settle(
 def _close_attempt(
     commit: Transitions, stored: Stored, worker: str, leased: float, verdict: Verdict
 ) -> bool:
-    """Count and record the attempt, and place the job or end it.
-
-    Returns True when the job is neither placed nor ended, since its lease stays.
-    """
+    """Count and record the attempt, and place the job or end it."""
+    # Returns True when the job is neither placed nor ended, since its lease stays.
     head, outcome, tail = stored.head, verdict.outcome, stored.tail
     row = commit.row_of(head.line)
     row.running -= 1

@@ -85,23 +85,9 @@ def departure_in(store: Store, txn: lmdb.Transaction[bytes]) -> Departure | None
 
 
 class Transitions:
-    """The context of one commit: its rows of queues, its numbers, and its hints to sleepers.
+    """The context of one commit: its rows of queues, its numbers, and its hints to sleepers."""
 
-    Each row is read once, and written when the commit ends.
-
-    Attributes:
-        now: the store's time, microseconds.
-        wall: wall time, microseconds.
-        untimed: True when this commit must ensure that a sleeper wakes at the next due time: a due
-            time was added, or a sleeper left.
-        history: the sums that this commit adds to rows of history, by key.
-        hand_over: leases the jobs of a put to sleepers.
-        linked: True when a put has stored jobs with parents or children.
-        fallen: the number of children that were counted down.
-        ended: jobs whose children are yet to be counted down.
-        finished: ids of the jobs that this commit ends or deletes.
-        lost: jobs that failed because they were lost with their workers.
-    """
+    # Each row is read once, and written when the commit ends.
 
     def __init__(
         self, store: Store, txn: lmdb.Transaction[bytes], now: int, wall: int, retention: Retention
@@ -109,24 +95,27 @@ class Transitions:
         self.store = store
         self.txn = txn
         self.t = store.tables
-        self.now = now
-        self.wall = wall
+        self.now = now  # the store's time, microseconds
+        self.wall = wall  # wall time, microseconds
         self.retention = retention
+        # True when this commit must ensure that a sleeper wakes at the next due time: a due time
+        # was added, or a sleeper left.
         self.untimed = False
         self._rows: dict[str, Row] = {}
         self._rows_by_number: dict[int, Row] = {}
         self._seq = self._first_seq = self._read_number("seq")
         self._rings: dict[tuple[str, int], int] = {}
+        # The sums that this commit adds to rows of history, by key.
         self.history: dict[bytes, HistoryRow] = {}
         self._kept: list[int] | None = None
         self._first_kept: list[int] = []
-        self.hand_over: HandOver | None = None
-        self.linked = False
+        self.hand_over: HandOver | None = None  # leases the jobs of a put to sleepers
+        self.linked = False  # True when a put has stored jobs with parents or children
         self._told: list[tuple[LocalOwner, int]] = []
-        self.finished: list[bytes] = []
-        self.fallen = 0
-        self.ended: list[tuple[Stored, int]] = []
-        self.lost: list[LostJob] = []
+        self.finished: list[bytes] = []  # ids of the jobs that this commit ends or deletes
+        self.fallen = 0  # the number of children that were counted down
+        self.ended: list[tuple[Stored, int]] = []  # jobs whose children are yet to be counted down
+        self.lost: list[LostJob] = []  # jobs that failed because they were lost with their workers
         self._shrunk: set[str] = set()
         self.limiters = Limiters(self)
         self.partitions = Partitions(self)
@@ -347,11 +336,9 @@ class Transitions:
         self.keep(stored, tail)
 
     def keep(self, stored: Stored, tail: Tail, *, parted: bool = False) -> None:
-        """Save a finished job, and list the job for pruning.
-
-        A job of a flow has a separate class while a dependent needs the job. With ``parted`` no
-        dependent needs it.
-        """
+        """Save a finished job, and list the job for pruning."""
+        # A job of a flow has a separate class while a dependent needs the job. With ``parted`` no
+        # dependent needs it.
         head = stored.head
         if head.flags & Flag.LINKED and not parted:
             head.prune = self.now + int(self.retention.protect * MICRO)
@@ -422,10 +409,8 @@ class Transitions:
     # -- the end of the commit ------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Hint sleepers, and write the rows and counters. Called before the commit.
-
-        Without a change nothing is written, so the transaction does not wait for the disk.
-        """
+        """Hint sleepers, and write the rows and counters. Called before the commit."""
+        # Without a change nothing is written, so the transaction does not wait for the disk.
         self.sync()
         if self.store.wakeups.anyone():
             self._ring()

@@ -38,11 +38,7 @@ _Async = psycopg.AsyncConnection[Any]
 
 
 def open_transaction(session: Session, txn: Any) -> Any:
-    """The driver's connection of ``txn``, inside a transaction that can commit jobs later.
-
-    Raises:
-        InvalidOption: ``txn`` has no such transaction; the message says what to pass instead.
-    """
+    """The driver's connection of ``txn``, inside a transaction that can commit jobs later."""
     conn = _driver_connection(txn)
     if _is_of("asyncpg", conn) and hasattr(conn, "is_in_transaction"):
         if not conn.is_in_transaction():
@@ -66,12 +62,7 @@ def open_transaction(session: Session, txn: Any) -> Any:
 
 
 def run_inside(conn: Any, statement: bytes, arguments: Sequence[Any]) -> Any:
-    """Run the statement and return its answer. A failed statement does not end the transaction.
-
-    Raises:
-        psycopg.Error: the server refused the statement.
-        InvalidOption: the connection is async, and no event loop waits for this call.
-    """
+    """Run the statement and return its answer. A failed statement does not end the transaction."""
     if isinstance(conn, psycopg.Connection):
         return _run(conn, statement, arguments)
     if isinstance(conn, psycopg.AsyncConnection):
@@ -135,11 +126,7 @@ def _is_of(library: str, value: object) -> bool:
 
 
 def _in_loop(steps: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the event loop that waits for this call, and return its value.
-
-    Raises:
-        InvalidOption: no event loop waits.
-    """
+    """Run a coroutine in the event loop that waits for this call, and return its value."""
     loop = WAITING_LOOP.get()
     if loop is None:
         steps.close()
@@ -207,10 +194,8 @@ async def _run_of_asyncpg(txn: Any, statement: bytes, arguments: Sequence[Any]) 
 
 
 def _numbered(statement: bytes) -> str:
-    """The statement with the placeholders of asyncpg, and its answer as text.
-
-    Values other than arrays go as text, since the caller may have set codecs for their types.
-    """
+    """The statement with the placeholders of asyncpg, and its answer as text."""
+    # Values other than arrays go as text, since the caller may have set codecs for their types.
     numbers = itertools.count(1)
     kinds = {"b": "", "s": "text::"}
     text = _HOLE.sub(lambda hole: f"${next(numbers)}::{kinds[hole[1]]}", statement.decode())

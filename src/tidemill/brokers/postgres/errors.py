@@ -71,10 +71,8 @@ def is_unsure(error: psycopg.Error, conn: psycopg.Connection | None) -> bool:
 
 
 def is_worth_repeating(error: psycopg.Error) -> bool:
-    """True when the server rolled the call back because of another call.
-
-    Also true when a migration replaced the functions during the call.
-    """
+    """True when the server rolled the call back because of another call."""
+    # Also true when a migration replaced the functions during the call.
     if error.sqlstate == "XX000":
         return "cache lookup failed for function" in str(error)
     return error.sqlstate in ("40001", "40P01")
@@ -124,11 +122,9 @@ def translated(error: psycopg.Error, where: str) -> TidemillError:
 
 
 def conflict(error: psycopg.Error) -> SerializationConflict | None:
-    """Return the conflict of a caller's transaction under a stricter isolation, or None.
-
-    tidemill's functions look for a row before they insert it. So 23505 (unique violation) means
-    that the transaction could not see the row.
-    """
+    """Return the conflict of a caller's transaction under a stricter isolation, or None."""
+    # tidemill's functions look for a row before they insert it. So 23505 (unique violation) means
+    # that the transaction could not see the row.
     if error.sqlstate not in ("40001", "23505"):
         return None
     return SerializationConflict(

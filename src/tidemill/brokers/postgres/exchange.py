@@ -51,10 +51,8 @@ class _Parts(msgspec.Struct):
 
 
 def send(session: Session, attached: AttachedOwner, step: Step, serial: int) -> Reply:
-    """Send a step to the store. The store does a step with the same serial only once.
-
-    A step on behalf of a remote owner has the serial 0.
-    """
+    """Send a step to the store. The store does a step with the same serial only once."""
+    # A step on behalf of a remote owner has the serial 0.
     unserved = session.unserved
     if unserved is not None:
         step = _without_want(unserved, attached, step)
@@ -183,11 +181,9 @@ def _go_on(
 
 
 def _may_be_handed(owner: Owner) -> bool:
-    """Whether a put may lease a job to this owner while it sleeps.
-
-    A remote owner may be gone. The ttr (time to run) of a message must not begin before the
-    consumer knows of the lease.
-    """
+    """Whether a put may lease a job to this owner while it sleeps."""
+    # A remote owner may be gone. The ttr (time to run) of a message must not begin before the
+    # consumer knows of the lease.
     return not owner.lease and owner.kind != "consumer"
 
 

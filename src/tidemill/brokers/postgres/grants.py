@@ -49,11 +49,7 @@ ORDER BY what
 
 
 def statements(schema: str, role: str) -> list[str]:
-    """Return the SQL that lets a role use a store, and the tables of later migrations.
-
-    Raises:
-        InvalidOption: no role can have this name.
-    """
+    """Return the SQL that lets a role use a store, and the tables of later migrations."""
     if not role or "\0" in role:
         raise InvalidOption(f"--grants must be the name of a role, not {role!r}")
     where, whom = f'"{schema}"', '"' + role.replace('"', '""') + '"'

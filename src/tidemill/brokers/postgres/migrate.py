@@ -22,12 +22,7 @@ _PAUSE = 0.5
 
 
 def bring_up(address: Address) -> tuple[int, int]:
-    """Bring a store to this version; return the versions before and after.
-
-    Raises:
-        BrokerUnavailable: the store is newer than this code, others use its tables all the time, or
-            its server is away.
-    """
+    """Bring a store to this version; return the versions before and after."""
     until = time.monotonic() + address.limit
     while True:
         try:

@@ -138,11 +138,9 @@ class Owners(shared.Owners[AttachedOwner]):
         }
 
     def renewed(self, attached: AttachedOwner, step: Step) -> None:
-        """Go on after an exchange has renewed the owner's lease.
-
-        After a step with a want, this process gets the notifications of a remote owner. After
-        another step, the remote owner may sleep in another process.
-        """
+        """Go on after an exchange has renewed the owner's lease."""
+        # After a step with a want, this process gets the notifications of a remote owner. After
+        # another step, the remote owner may sleep in another process.
         attached.renewed = time.monotonic()
         if attached.owner.lease and step.want is not None and not attached.hears:
             here = [attached.number, self._session.listen()]

@@ -232,11 +232,7 @@ def put_inside(
 def call_inside(
     session: Session, statement: bytes, jobs: Sequence[Envelope], more: tuple[Any, ...], txn: Any
 ) -> Any:
-    """Call a function that accepts jobs in the caller's transaction, and return its answer.
-
-    Raises:
-        InvalidOption, SerializationConflict: as :func:`put_inside`.
-    """
+    """Call a function that accepts jobs in the caller's transaction, and return its answer."""
     conn = open_transaction(session, txn)
     session.meet(conn)
     packed = *_pack(session, jobs), *more

@@ -80,11 +80,7 @@ def version_of(conn: psycopg.Connection, schema: str) -> int:
 
 
 def check(conn: psycopg.Connection, schema: str, where: str) -> Installed:
-    """Return the contents of a schema, if this code can work on it.
-
-    Raises:
-        BrokerUnavailable: there is no store, or an older or newer one; the message says what to do.
-    """
+    """Return the contents of a schema, if this code can work on it."""
     found = installed(conn, schema)
     if found is None:
         raise Refused(f"there is no store in schema {schema!r} at {where} yet; {NOT_MIGRATED}")

@@ -27,46 +27,28 @@ _SECRET = ("password", "sslpassword", "direct")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A ``postgresql://`` URL taken apart.
+    """A ``postgresql://`` URL taken apart."""
 
-    Attributes:
-        conninfo: the URL as libpq takes it; with the password.
-        shown: the URL without passwords.
-        where: host, port and database, as errors name them.
-        direct: the URL of the server itself, when ``conninfo`` leads to a pooler.
-        schema: the schema that has the tables.
-        patience: seconds that puts, queries and acts on jobs wait for a server that is away.
-        owner_lease: seconds that a silent owner is kept.
-        pool: the most connections, besides the listening connection.
-        migrate: migrate the tables when the broker opens.
-    """
-
-    conninfo: str
-    shown: str
-    where: str
-    direct: str
-    schema: str
+    conninfo: str  # the URL as libpq takes it; with the password
+    shown: str  # the URL without passwords
+    where: str  # host, port and database, as errors name them
+    direct: str  # the URL of the server itself, when ``conninfo`` leads to a pooler
+    schema: str  # the schema that has the tables
     retention: Retention
-    patience: float
-    owner_lease: float
-    pool: int
-    migrate: bool
+    patience: float  # seconds that puts, queries and acts on jobs wait for a server that is away
+    owner_lease: float  # seconds that a silent owner is kept
+    pool: int  # the most connections, besides the listening connection
+    migrate: bool  # migrate the tables when the broker opens
 
     @property
     def limit(self) -> float:
-        """Seconds in which the server must answer, so that a call ends within ``patience``.
-
-        The end of a call takes time, too. So a call may exceed a patience of less than 2.75 s.
-        """
+        """Seconds in which the server must answer, so that a call ends within ``patience``."""
+        # The end of a call takes time, too. So a call may exceed a patience of less than 2.75 s.
         return max(_LEAST, self.patience - OVER - CANCEL)
 
 
 def check_url(url: Url) -> Address:
-    """Read a ``postgresql://`` URL.
-
-    Raises:
-        InvalidOption: the URL cannot be used; the message names the error.
-    """
+    """Read a ``postgresql://`` URL."""
     options = url.options
     check_known("a postgresql:// url", options, (*_OURS, *_LIBPQ))
     schema = options.get("schema", "tidemill")

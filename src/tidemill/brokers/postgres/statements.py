@@ -133,10 +133,8 @@ class Session:
         plain: bool = False,
         queues: Mapping[str, int] | None = None,
     ) -> Any:
-        """Call a function; ``types`` are the types of its arguments, before the prefs.
-
-        ``queues`` are the queue numbers in the arguments.
-        """
+        """Call a function; ``types`` are the types of its arguments, before the prefs."""
+        # ``queues`` are the queue numbers in the arguments.
         holes = [f"%s::{kind.strip()}" for kind in types.split(",") if kind.strip()]
         values = list(arguments)
         if not plain:
@@ -231,11 +229,7 @@ class Session:
             self.queues = found
 
     def check_numbers(self, queues: Mapping[str, int] | None) -> None:
-        """Check the queue numbers of a call's arguments before the call.
-
-        Raises:
-            Renumbered: the numbers are out of date, since the server has lost its latest steps.
-        """
+        """Check the queue numbers of a call's arguments before the call."""
         if queues is not None and queues is not self.queues:
             raise Renumbered(
                 f"PostgreSQL at {self.address.where} has lost its latest steps, some of its queues "
@@ -243,11 +237,9 @@ class Session:
             )
 
     def meet(self, txn: object) -> None:
-        """Check the known queue numbers before the first use of a caller's connection.
-
-        The query uses a connection of the broker. If the server has failed, the broker connects
-        again, and a new connection checks the numbers (``_look_for_queues``).
-        """
+        """Check the known queue numbers before the first use of a caller's connection."""
+        # The query uses a connection of the broker. If the server has failed, the broker connects
+        # again, and a new connection checks the numbers (``_look_for_queues``).
         if txn not in self._met:
             self.query("SELECT 1")
             # The proxies of some pools do not support weak references.

@@ -88,13 +88,8 @@ def _bounded(gen: Any, until: float) -> Generator[Any, Any, Any]:
 def connect(
     address: Address, *, direct: bool = False, until: float | None = None, **more: object
 ) -> Connection:
-    """Connect within about 2 seconds, and make the settings of the session.
-
-    ``direct`` goes past a pooler. ``more`` are settings of this session alone.
-
-    Raises:
-        BrokerUnavailable: the server is away or refuses the connection.
-    """
+    """Connect within about 2 seconds, and make the settings of the session."""
+    # ``direct`` goes past a pooler. ``more`` are settings of this session alone.
     try:
         with InterruptibleWait():
             conn = Connection.connect(

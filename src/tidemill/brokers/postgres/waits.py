@@ -69,10 +69,8 @@ class Waits:
     def _until(
         self, what: list[Any], deadline: float, enough: int = 1, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until fewer than ``enough`` jobs are unfinished; a full queue counts as one.
-
-        Return False when the time is over, or the alarm rings.
-        """
+        """Sleep until fewer than ``enough`` jobs are unfinished; a full queue counts as one."""
+        # Return False when the time is over, or the alarm rings.
         session = self._session
         channel: str | None = None
         if time.monotonic() < deadline:

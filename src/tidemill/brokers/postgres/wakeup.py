@@ -48,11 +48,7 @@ class WakeUps:
         self.since = 0.0  # monotonic time of the last connect; 0 while disconnected
 
     def start(self) -> None:
-        """Listen from now on. Idempotent.
-
-        Raises:
-            BrokerUnavailable: the server is away.
-        """
+        """Listen from now on. Idempotent."""
         with self._lock:
             if self._thread is not None:
                 return

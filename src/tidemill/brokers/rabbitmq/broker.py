@@ -131,10 +131,8 @@ class RabbitBroker:
         self._keeper: Timekeeper | None = None  # runs while the process has owners
 
     def after_fork_child(self) -> None:
-        """In a forked child: close the copies of the parent's connections and owners.
-
-        The child connects at its first call. Many children never make a call.
-        """
+        """In a forked child: close the copies of the parent's connections and owners."""
+        # The child connects at its first call. Many children never make a call.
         if not (self._closed or self._inherited):
             for attached in list(self._owners.values()):
                 attached.wake_up.after_fork_child()
@@ -380,11 +378,9 @@ class RabbitBroker:
         return self._failed.delete(job_ids)
 
     def purge(self, queue: str) -> int:
-        """Delete the ready jobs of a queue, also jobs that the server pushed to this process.
-
-        Delayed jobs are not deleted, since they share places with jobs of other queues. They arrive
-        later.
-        """
+        """Delete the ready jobs of a queue, also jobs that the server pushed to this process."""
+        # Delayed jobs are not deleted, since they share places with jobs of other queues. They
+        # arrive later.
         self._check_open()
         owners = list(self._owners.values())
         for attached in owners:
@@ -430,11 +426,10 @@ _open: weakref.WeakSet[RabbitBroker] = weakref.WeakSet()
 
 @atexit.register
 def _flush_all() -> None:
-    """Flush the brokers of a process that ends without closing them.
-
-    A connection thread writes acknowledgements, and the interpreter does not wait for this thread.
-    Without a flush, the server would deliver again the messages that the process acknowledged last.
-    """
+    """Flush the brokers of a process that ends without closing them."""
+    # A connection thread writes acknowledgements, and the interpreter does not wait for this
+    # thread. Without a flush, the server would deliver again the messages that the process
+    # acknowledged last.
     check_fork()  # the parent flushes its own
     for broker in list(_open):
         # If the server is away, it delivers the messages again.

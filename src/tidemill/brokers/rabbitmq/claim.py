@@ -147,10 +147,8 @@ class AttachedOwner:
         self._channel.sync(patience)
 
     def put_back(self, queue: str, patience: float) -> None:
-        """Return the unleased messages of a queue, and take no more from the queue.
-
-        The next exchange that wants jobs takes from the queue again.
-        """
+        """Return the unleased messages of a queue, and take no more from the queue."""
+        # The next exchange that wants jobs takes from the queue again.
         with self._lock, self._channel.together():
             for state in self._states.get(queue, ()):
                 self._credit.rest(state)
@@ -205,10 +203,8 @@ class AttachedOwner:
                 yield from holds
 
     def _first(self, row: Sequence[QueueState], *, alone: bool) -> QueueState | None:
-        """The place to take from; None while a more urgent place may have messages.
-
-        A place of suspects delays no other place. Without ``alone`` its messages are not taken.
-        """
+        """The place to take from; None while a more urgent place may have messages."""
+        # A place of suspects delays no other place. Without ``alone`` its messages are not taken.
         for state in row:
             if len(state) and (alone or not state.place.alone):
                 return state
@@ -280,12 +276,10 @@ class AttachedOwner:
         return Lease(token, *counts, envelope.timeout, leased, ttr, job.encoded)
 
     def _sure_of(self, settled: list[bool], once: Mapping[int, str]) -> list[bool]:
-        """``settled``, with False for each message with ttr=0 that the server may still have.
-
-        The consumer hands on a message with ttr=0 only when the server has forgotten it. ``once``
-        maps indexes of ``settled`` to the runs of these messages. If the server hands out such a
-        message again, it counts as new.
-        """
+        """``settled``, with False for each message with ttr=0 that the server may still have."""
+        # The consumer hands on a message with ttr=0 only when the server has forgotten it. ``once``
+        # maps indexes of ``settled`` to the runs of these messages. If the server hands out such a
+        # message again, it counts as new.
         if not once or self._channel.sync(ANSWER_WITHIN):
             return settled
         log.warning("%d messages with ttr=0 may be lost with the connection to rabbitmq", len(once))
@@ -448,10 +442,8 @@ UNWANTED = 1.0  # seconds after which unwanted messages go back
 
 
 def _parts(missing: int, rows: Sequence[Sequence[QueueState]]) -> list[int]:
-    """The share of each row of places. Only rows that may have messages share.
-
-    If no row may have messages, each row gets the whole number.
-    """
+    """The share of each row of places. Only rows that may have messages share."""
+    # If no row may have messages, each row gets the whole number.
     open_rows = [any(s.may_bring for s in row if not s.place.alone) for row in rows]
     count = sum(open_rows)
     if not count:
@@ -470,10 +462,6 @@ class Credit:
     highest need of this second. Messages that the owner did not want for a second go back, so that
     other owners get these. After this the credit is the number of leased jobs, and the place rests:
     no further messages come.
-
-    Attributes:
-        hungry: the owner waits, because it wanted more messages than had come.
-        returned: the messages that the owner returns in this step.
     """
 
     def __init__(
@@ -491,8 +479,8 @@ class Credit:
         self._states = states
         self._asked = 0.0  # monotonic time of the last want whose owner waits
         self._looking = False
-        self.hungry = False
-        self.returned: list[HeldMessage] = []
+        self.hungry = False  # the owner waits, because it wanted more messages than had come
+        self.returned: list[HeldMessage] = []  # the messages that the owner returns in this step
 
     def is_for(self, state: QueueState) -> bool:
         """Whether the owner waits for messages of this place."""
@@ -614,11 +602,9 @@ class BasicGet:
                 return None
 
     def _brings(self, state: QueueState) -> bool:
-        """Whether a consumer of this owner got the message.
-
-        The server may answer that a queue is empty, although it has given a message to a consumer
-        of the same channel. The message for the consumer comes before the answer to a later call.
-        """
+        """Whether a consumer of this owner got the message."""
+        # The server may answer that a queue is empty, although it has given a message to a consumer
+        # of the same channel. The message for the consumer comes before the answer to a later call.
         return self._channel.sync(ANSWER_WITHIN) and len(state) > 0
 
     def _ask(self, state: QueueState) -> Any:

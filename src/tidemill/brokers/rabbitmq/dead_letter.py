@@ -40,11 +40,10 @@ _Sent = Callable[[Sequence[Outgoing]], None]
 
 
 class _Look:
-    """The failed jobs that one reader pages through.
+    """The failed jobs that one reader pages through."""
 
-    Each reader has a look of its own, since messages that go back to their queue may get another
-    order.
-    """
+    # Each reader has a look of its own, since messages that go back to their queue may get another
+    # order.
 
     def __init__(self, records: list[Record]) -> None:
         self.records = records
@@ -63,11 +62,10 @@ class _Look:
 
 
 class DeadLetters:
-    """The place of failed jobs.
+    """The place of failed jobs."""
 
-    ``publish`` returns when the server has the given messages, and ``make_known`` when the server
-    has the names of the queues.
-    """
+    # ``publish`` returns when the server has the given messages, and ``make_known`` when the server
+    # has the names of the queues.
 
     def __init__(
         self,
@@ -123,11 +121,9 @@ class DeadLetters:
                 time.sleep(_ASK_AGAIN)
 
     def retry(self, ids: Iterable[str]) -> list[bool]:
-        """Make jobs ready, with fresh attempts and without expiry.
-
-        After a kill, some jobs run twice. An unreadable message goes back unchanged to its place of
-        origin.
-        """
+        """Make jobs ready, with fresh attempts and without expiry."""
+        # After a kill, some jobs run twice. An unreadable message goes back unchanged to its place
+        # of origin.
         return self._each(ids, self._again)
 
     def delete(self, ids: Iterable[str]) -> list[bool]:

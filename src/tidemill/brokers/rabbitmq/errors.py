@@ -44,11 +44,9 @@ def is_final(error: BaseException) -> bool:
 
 
 def _is_refusal(cause: BaseException) -> bool:
-    """True when the server itself has refused the connection.
-
-    Pika raises the same exceptions when the connection is lost at this moment, for example because
-    the server starts or stops. Only the text of the exception shows the difference.
-    """
+    """True when the server itself has refused the connection."""
+    # Pika raises the same exceptions when the connection is lost at this moment, for example
+    # because the server starts or stops. Only the text of the exception shows the difference.
     text = str(cause.args)
     return isinstance(cause, _REFUSED) and any(reason in text for reason in _REASONS)
 

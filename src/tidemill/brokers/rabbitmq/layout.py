@@ -45,21 +45,13 @@ _STREAM_BYTES, _SEGMENT_BYTES = 4_000_000, 500_000
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A queue of the server.
+    """A queue of the server."""
 
-    Attributes:
-        name: its name on the server.
-        arguments: the arguments that declare the place.
-        queue: its queue of tidemill.
-        alone: whether each of its jobs runs alone.
-        listed: whether workers serve the place only after a notice: a timer queue.
-    """
-
-    name: str
-    arguments: dict[str, Any]
-    queue: str = ""
-    alone: bool = False
-    listed: bool = False
+    name: str  # its name on the server
+    arguments: dict[str, Any]  # the arguments that declare the place
+    queue: str = ""  # its queue of tidemill
+    alone: bool = False  # whether each of its jobs runs alone
+    listed: bool = False  # whether workers serve the place only after a notice: a timer queue
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -159,12 +151,10 @@ def _place_of(names: Names, queue: str, kind: str, band: str) -> Place:
 
 
 def safe(failed: Place) -> dict[str, Any]:
-    """Arguments that keep a server policy from destroying accepted jobs.
-
-    A full queue refuses new jobs and drops no job. A message that the server takes out goes to the
-    failed jobs, with ``at-most-once``. With ``at-least-once`` a queue can lose its leader for good
-    when nodes come and go, and then all of its jobs wait.
-    """
+    """Arguments that keep a server policy from destroying accepted jobs."""
+    # A full queue refuses new jobs and drops no job. A message that the server takes out goes to
+    # the failed jobs, with ``at-most-once``. With ``at-least-once`` a queue can lose its leader for
+    # good when nodes come and go, and then all of its jobs wait.
     return {
         "x-overflow": "reject-publish",
         "x-dead-letter-exchange": "",

@@ -39,11 +39,10 @@ _TASK_MOST = 60  # characters of a task's name that people see; the server has r
 
 
 class Carried(msgspec.Struct):
-    """A job from a message or for a message, with the history of its runs.
+    """A job from a message or for a message, with the history of its runs."""
 
-    ``deliveries`` counts how often the server handed out the message before. ``run`` identifies the
-    message: the server's copies of one message are one run of the job.
-    """
+    # ``deliveries`` counts how often the server handed out the message before. ``run`` identifies
+    # the message: the server's copies of one message are one run of the job.
 
     envelope: Envelope
     encoded: bytes
@@ -167,11 +166,7 @@ class Writer:
 
 
 def read(properties: Properties, body: bytes, *, redelivered: bool) -> Carried:
-    """Read the job of a message.
-
-    Raises:
-        msgspec.DecodeError: the message is not from tidemill.
-    """
+    """Read the job of a message."""
     envelope = decode_envelope(body)
     if isinstance(properties, bytes):
         run = plain_run(properties)
@@ -236,24 +231,16 @@ _TRACES = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-
 
 
 class Death(msgspec.Struct, frozen=True):
-    """One dead-lettering.
+    """One dead-lettering."""
 
-    Attributes:
-        place: the queue of the server that had the message.
-        why: one sentence for people.
-        time: wall time.
-    """
-
-    place: str
-    why: str
-    time: float
+    place: str  # the queue of the server that had the message
+    why: str  # one sentence for people
+    time: float  # wall time
 
 
 def death_of(headers: Mapping[str, Any]) -> Death | None:
-    """The latest dead-lettering of a failed message; None if tidemill itself moved the message.
-
-    The server writes the header ``x-death``, with the latest entry first.
-    """
+    """The latest dead-lettering of a failed message; None if tidemill itself moved the message."""
+    # The server writes the header ``x-death``, with the latest entry first.
     deaths = headers.get("x-death")
     if "queue" in headers or not isinstance(deaths, list) or not deaths:
         return None

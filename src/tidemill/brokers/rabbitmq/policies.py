@@ -48,11 +48,7 @@ def _addresses(settings: Settings) -> list[str]:
 
 
 def _read(settings: Settings, base: str, names: Names) -> Rows:
-    """The queues under the prefix, each with its policy in force.
-
-    Raises:
-        OSError, ValueError: the plugin does not report the policies.
-    """
+    """The queues under the prefix, each with its policy in force."""
     import urllib.parse
     import urllib.request
 
@@ -97,11 +93,9 @@ _FAILS = "makes delayed jobs fail"
 
 
 def _harm(row: Mapping[str, Any], name: str, names: Names) -> Iterator[tuple[str, str]]:
-    """The harmful settings of a queue's policy, each with its harm.
-
-    A queue of jobs refuses messages without room, and its other messages go to the failed jobs
-    (:func:`.layout.safe`). So a policy harms it only by ``expires``.
-    """
+    """The harmful settings of a queue's policy, each with its harm."""
+    # A queue of jobs refuses messages without room, and its other messages go to the failed jobs
+    # (:func:`.layout.safe`). So a policy harms it only by ``expires``.
     policy: Mapping[str, Any] = row.get("effective_policy_definition") or {}
     kind = name.partition(".")[0]
     if "expires" in policy:

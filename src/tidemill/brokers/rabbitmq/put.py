@@ -122,17 +122,12 @@ Entry = tuple[Batch, Outgoing, bool]  # the last is True for a message sent befo
 
 
 class PublishChannel:
-    """The channel of one place; another channel replaces it after a refusal or a loss.
-
-    Attributes:
-        answered: monotonic time of the last answer other than a refusal; 0 for none.
-        why: the server's reason why the place cannot be used now.
-    """
+    """The channel of one place; another channel replaces it after a refusal or a loss."""
 
     def __init__(self, place: Place, publisher: Publisher) -> None:
         self.place = place
-        self.answered = 0.0
-        self.why = ""
+        self.answered = 0.0  # monotonic time of the last answer other than a refusal; 0 for none
+        self.why = ""  # the server's reason why the place cannot be used now
         self._publisher = publisher
         self._todo: deque[Entry] = deque()
         self._back: list[Entry] = []  # messages that came back, to be sent before all others
@@ -375,11 +370,10 @@ _CHANNELS = 500  # the most that are open at a time; the server allows 2,047 for
 
 
 class Publisher(ConnectionListener):
-    """Publishes over one connection.
+    """Publishes over one connection."""
 
-    ``failed`` is the place of the failed jobs, which other places need. ``notice`` makes the
-    message that tells workers of a listed place (``Place.listed``).
-    """
+    # ``failed`` is the place of the failed jobs, which other places need. ``notice`` makes the
+    # message that tells workers of a listed place (``Place.listed``).
 
     def __init__(
         self, thread: ConnectionThread, failed: Place, notice: Callable[[Place], Outgoing]

@@ -89,11 +89,7 @@ class Registry(ConnectionListener):
             heard(queue)
 
     def read_all(self, publish: Callable[[Outgoing], None], patience: float) -> list[str]:
-        """All names that were announced before this call.
-
-        Raises:
-            BrokerUnavailable: the server does not send the names.
-        """
+        """All names that were announced before this call."""
         mark, seen = uuid.uuid4().hex, Event()
         self._marks[mark] = seen
         try:

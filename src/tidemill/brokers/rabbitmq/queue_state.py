@@ -39,20 +39,15 @@ class Stage(enum.Enum):
 
 
 class Consumer:
-    """A consumer.
-
-    Attributes:
-        in_hand: the number of its messages that are neither acknowledged nor returned.
-        known: True when the server has said that the consumer has begun.
-    """
+    """A consumer."""
 
     __slots__ = ("in_hand", "known", "prefetch", "stage", "tag")
 
     def __init__(self, tag: str, prefetch: int, stage: Stage = Stage.BEGUN) -> None:
         self.tag = tag
         self.prefetch = prefetch
-        self.in_hand = 0
-        self.known = False
+        self.in_hand = 0  # the number of its messages that are neither acknowledged nor returned
+        self.known = False  # True when the server has said that the consumer has begun
         self.stage = stage
 
     @property
@@ -69,10 +64,9 @@ def in_hand(consumers: Sequence[Consumer]) -> int:
 def plan(
     consumers: Sequence[Consumer], credit: int, *, trim: bool = False
 ) -> tuple[list[Consumer], int]:
-    """Choose the consumers that end, and the prefetch of a consumer that begins, or 0.
-
-    With ``trim`` the consumers then bring no more than the credit; without ``trim`` a little more.
-    """
+    """Choose the consumers that end, and the prefetch of a consumer that begins, or 0."""
+    # With ``trim`` the consumers then bring no more than the credit; without ``trim`` a little
+    # more.
     begun = [one for one in consumers if one.stage is Stage.BEGUN]
     if not credit:
         return begun, 0
@@ -97,26 +91,21 @@ CREDIT_MOST, _EXACT = 4096, 4
 
 
 class HeldMessage:
-    """A message in this process. While the connection lives, no other process gets it.
-
-    Attributes:
-        tag, era: the delivery tag, and the number of its channel. The tag is 0 when the channel is
-            gone and the server has the message again.
-        run: the name of the message, which is the same on every connection.
-        changed: True when the attempt was counted, and the message on the server has the old count.
-        deadline: machine time at which a message's ttr is over.
-    """
+    """A message in this process. While the connection lives, no other process gets it."""
 
     __slots__ = ("changed", "deadline", "era", "job", "run", "state", "tag", "token")
 
     def __init__(self, job: Carried, tag: int, era: int, state: QueueState) -> None:
         self.job = job
+        # tag, era: the delivery tag, and the number of its channel. The tag is 0 when the channel
+        # is gone and the server has the message again.
         self.tag = tag
         self.era = era
         self.state = state
-        self.run = job.run
+        self.run = job.run  # the name of the message, which is the same on every connection
         self.token = 0
-        self.deadline = 0.0
+        self.deadline = 0.0  # machine time at which a message's ttr is over
+        # True when the attempt was counted, and the message on the server has the old count.
         self.changed = False
 
     @property

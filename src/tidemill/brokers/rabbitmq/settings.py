@@ -25,28 +25,20 @@ _PREFIX = re.compile(r"[\w:-]{1,20}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in a URL.
+    """The settings in a URL."""
 
-    Attributes:
-        hosts: nodes of one cluster, tried in turn.
-        classic: durable classic queues with priorities, instead of quorum queues in bands.
-        patience: the seconds for which a put waits for the server to come back, or to accept
-            messages again.
-        owner_lease: the seconds after which a silent worker counts as dead, by heartbeats.
-        shown: the URL without its password.
-        management: the address of the management plugin; empty for its port on the same hosts.
-    """
-
-    hosts: tuple[tuple[str, int], ...]
+    hosts: tuple[tuple[str, int], ...]  # nodes of one cluster, tried in turn
     user: str
     password: str
     vhost: str
     tls: dict[str, str] | None
     prefix: str
-    classic: bool
+    classic: bool  # durable classic queues with priorities, instead of quorum queues in bands
+    # The seconds for which a put waits for the server to come back, or to accept messages again.
     patience: float
-    owner_lease: float
-    shown: str
+    owner_lease: float  # the seconds after which a silent worker counts as dead, by heartbeats
+    shown: str  # the URL without its password
+    # The address of the management plugin; empty for its port on the same hosts.
     management: str = ""
 
     @property
@@ -77,11 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of a connection.
-
-        Raises:
-            InvalidOption: a file is missing or cannot be used.
-        """
+        """The TLS context of a connection."""
         tls = self.tls or {}
         files = " ".join(path for name, path in sorted(tls.items()) if name != "tls_verify")
         try:
@@ -99,11 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_url(url: Url) -> Settings:
-    """Read an ``amqp://user:password@host:port/vhost`` URL; several hosts are a cluster's nodes.
-
-    Raises:
-        InvalidOption: a part of the URL is wrong.
-    """
+    """Read an ``amqp://user:password@host:port/vhost`` URL; several hosts are a cluster's nodes."""
     options = url.options
     check_known(f"an {url.scheme}:// url", options, _OPTIONS)
     rest = url.text.split("://", 1)[1].partition("?")[0]

@@ -58,11 +58,10 @@ class _Left:
 
 
 class Settlement:
-    """Settles the messages of one owner.
+    """Settles the messages of one owner."""
 
-    ``held`` has the owner's leases, and ``lock`` is the owner's lock. ``announce`` makes messages
-    that announce new queue names. ``sent_back`` is called with the places to which messages went.
-    """
+    # ``held`` has the owner's leases, and ``lock`` is the owner's lock. ``announce`` makes messages
+    # that announce new queue names. ``sent_back`` is called with the places to which messages went.
 
     def __init__(
         self,
@@ -167,10 +166,8 @@ class Settlement:
         return hold
 
     def _is_known(self, hold: HeldMessage, redelivered: bool) -> bool:
-        """True when this owner had the message before the connection broke.
-
-        Then its job still runs, or has ended.
-        """
+        """True when this owner had the message before the connection broke."""
+        # Then its job still runs, or has ended.
         ended = self._ended.get(hold.run)
         if isinstance(ended, _Left) and ended.tag and ended.era == hold.era:
             self._channel.ack(hold.tag, hold.era)  # a second copy of a run that has ended here

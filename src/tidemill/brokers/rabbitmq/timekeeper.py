@@ -174,10 +174,8 @@ class Timekeeper:
         self._look()
 
     def _notice(self, tag: int, body: bytes) -> None:
-        """Serve the timer queue that a notice names.
-
-        One notice of each queue stays unacknowledged, so that a later timekeeper gets it.
-        """
+        """Serve the timer queue that a notice names."""
+        # One notice of each queue stays unacknowledged, so that a later timekeeper gets it.
         level = int(body) if body.isdigit() else LEVELS
         place = self._names.timer(level)
         if level in self._noticed or level >= LEVELS:

@@ -88,10 +88,8 @@ class ServerConnection:
         return answer
 
     def _recover(self, error: Exception, again: bool) -> None:
-        """Repair the cause of an error, so that the call can be sent again, or raise the error.
-
-        With ``again``, a broken connection is repaired too: it may have broken before the call.
-        """
+        """Repair the cause of an error, so that the call can be sent again, or raise the error."""
+        # With ``again``, a broken connection is repaired too: it may have broken before the call.
         code = code_of(error)
         if "FUNCTION NOT FOUND" in code:
             self._load()
@@ -286,11 +284,9 @@ class ServerConnections:
         return _ahead(), self._retention, *session
 
     def call(self, verb: str, *args: bytes, once: bool = False, replicated: bool = False) -> Any:
-        """Run a function on a spare connection; wait up to ``patience`` for an absent server.
-
-        With ``once`` the store does the call once, however often it is sent. With ``replicated``
-        the call waits for the replicas that the URL asks for.
-        """
+        """Run a function on a spare connection; wait up to ``patience`` for an absent server."""
+        # With ``once`` the store does the call once, however often it is sent. With ``replicated``
+        # the call waits for the replicas that the URL asks for.
         line = self._spares.take()
         try:
             head = self.head(line.number() if once else (b"", b""))
@@ -301,11 +297,9 @@ class ServerConnections:
     def put(
         self, plain: Sequence[bytes] | None, pack: Callable[[], Sequence[bytes]], nonce: str = ""
     ) -> Any:
-        """Put jobs, once; a ``plain`` single job goes through the faster function ``put_one``.
-
-        ``pack`` packs the arguments of the function ``put``. Jobs with a ``nonce`` are stored once,
-        even if two processes put them.
-        """
+        """Put jobs, once; a ``plain`` single job goes through the faster function ``put_one``."""
+        # ``pack`` packs the arguments of the function ``put``. Jobs with a ``nonce`` are stored
+        # once, even if two processes put them.
         line = self._spares.take()
         try:
             session = _session_of(line, nonce)
@@ -369,11 +363,9 @@ class ServerConnections:
 
 
 def _set_timeout(sock: Any, seconds: float, interrupted: bool) -> None:
-    """Limit a wait by the kernel, since Python's own limit costs a ``poll`` for each wait.
-
-    Signals may interrupt the main thread again and again. After each handler Python repeats the
-    wait, and the kernel's limit begins anew; Python's own limit does not.
-    """
+    """Limit a wait by the kernel, since Python's own limit costs a ``poll`` for each wait."""
+    # Signals may interrupt the main thread again and again. After each handler Python repeats the
+    # wait, and the kernel's limit begins anew; Python's own limit does not.
     if interrupted or isinstance(sock, ssl.SSLSocket):
         sock.settimeout(seconds)
         return

@@ -33,10 +33,8 @@ def evicts(info: Mapping[str, str]) -> bool:
 def server_facts(
     info: Mapping[str, str], settings: Mapping[str, str], wanted: int
 ) -> dict[str, Any]:
-    """Collect facts from INFO, and from CONFIG GET where the server allows it.
-
-    ``wanted`` is the number of replicas that puts wait for.
-    """
+    """Collect facts from INFO, and from CONFIG GET where the server allows it."""
+    # ``wanted`` is the number of replicas that puts wait for.
     on = info.get("aof_enabled") == "1"
     every = settings.get("appendfsync", "")
     facts: dict[str, Any] = {

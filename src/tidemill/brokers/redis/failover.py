@@ -38,21 +38,16 @@ class Replaced(redis.ConnectionError):
 
 
 class Server:
-    """The present address of one store's server, and the way to connect to it.
-
-    Attributes:
-        changes: how often Sentinel or the cluster has named a new master in place of a silent
-            server. A connection that is older than the last change does not lead to the master.
-        loaded: whether this process has loaded the library of functions.
-        nodes: the sentinels, or all known nodes of the cluster.
-    """
+    """The present address of one store's server, and the way to connect to it."""
 
     def __init__(self, address: Address, key: bytes) -> None:
         self.address = address
+        # How often Sentinel or the cluster has named a new master in place of a silent server. A
+        # connection that is older than the last change does not lead to the master.
         self.changes = 0
-        self.loaded = False
+        self.loaded = False  # whether this process has loaded the library of functions
         self._slot = key_slot(key)
-        self.nodes = list(address.hosts)
+        self.nodes = list(address.hosts)  # the sentinels, or all known nodes of the cluster
         self._node: _Node | None = None  # the node that has the slot of the store
         self._next_ask = 0.0
         self._failures = 0
@@ -74,11 +69,7 @@ class Server:
         return max(0.0, self._next_try - time.monotonic())
 
     def connect(self, timeout: float) -> Connection:
-        """Make an authenticated connection. After a failure, a pause precedes the next attempt.
-
-        Raises:
-            BrokerUnavailable: the server is away, or refuses the login.
-        """
+        """Make an authenticated connection. After a failure, a pause precedes the next attempt."""
         if self.pause() > 0:
             raise Away(self._trouble)
         if self.has_others:
@@ -166,11 +157,9 @@ class Server:
     # -- finding the master ---------------------------------------------------------------------
 
     def is_replaced(self, silent: Connection, until: float) -> bool:
-        """Ask for the master, once a second at most; True when another server is the master.
-
-        The silent server counts as slow, not as dead, until Sentinel or a node names another
-        master.
-        """
+        """Ask for the master, once a second at most; True when another server is the master."""
+        # The silent server counts as slow, not as dead, until Sentinel or a node names another
+        # master.
         now = time.monotonic()
         if not self.has_others or now < self._next_ask:
             return False
@@ -268,11 +257,7 @@ def _node(told: Sequence[Any], asked: _Node) -> _Node:
 
 
 def socket_of(connection: Connection) -> socket.socket:
-    """The socket of a connection of redis-py, which has no public name for it.
-
-    Raises:
-        OSError: the connection has no socket.
-    """
+    """The socket of a connection of redis-py, which has no public name for it."""
     for value in vars(connection).values():
         if isinstance(value, socket.socket):
             return value

@@ -15,14 +15,10 @@ from tidemill.core.job import Lease
 
 
 class HandOff:
-    """The lease that a put made for one owner, and that no step has confirmed yet.
-
-    Attributes:
-        heard: the turn of the lease that the next step confirms; 0 for none.
-    """
+    """The lease that a put made for one owner, and that no step has confirmed yet."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.heard = 0  # the turn of the lease that the next step confirms; 0 for none
         self._turn = 0  # of the latest step; 0 when no lease can be valid
         self._asked: Want | None = None
         self._waits = False  # True when the owner waits between its steps, as workers do

@@ -21,10 +21,8 @@ class Ledger:
         self._lines = lines
 
     def all(self) -> list[LimitStats]:
-        """Every limit in numbers, by name, queues first.
-
-        The partitions of a limit are counted in pieces; jobs may start and end in between.
-        """
+        """Every limit in numbers, by name, queues first."""
+        # The partitions of a limit are counted in pieces; jobs may start and end in between.
         facts = self._lines.call("inspect", b"limits")
         rows = [self._counted(_stats(*facts[i : i + 8])) for i in range(0, len(facts), 8)]
         return sorted(rows, key=lambda row: (not row.queue, row.name))

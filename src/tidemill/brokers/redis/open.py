@@ -17,11 +17,7 @@ FORMAT = b"1"  # it grows when an older tidemill cannot read the store any more
 
 
 def open_store(lines: ServerConnections) -> tuple[int, int]:
-    """Return the time of the store's creation and the server's time, in microseconds.
-
-    Raises:
-        BrokerUnavailable: the server, or the store on it, cannot be used.
-    """
+    """Return the time of the store's creation and the server's time, in microseconds."""
     where = lines.server.where
     facts = read_info(lines.ask(b"INFO"))
     version = facts.get("redis_version", "0")
@@ -50,11 +46,9 @@ def open_store(lines: ServerConnections) -> tuple[int, int]:
 
 
 def _remove_outdated(lines: ServerConnections) -> None:
-    """Remove the libraries of other versions that were loaded more than a day ago.
-
-    Only a process that had to load its own library removes others. So two versions side by side do
-    not remove each other's library again and again.
-    """
+    """Remove the libraries of other versions that were loaded more than a day ago."""
+    # Only a process that had to load its own library removes others. So two versions side by side
+    # do not remove each other's library again and again.
     listed = lines.ask(b"FUNCTION", b"LIST", b"LIBRARYNAME", LIBRARIES)
     for name in outdated(listed, clock.wall()):
         lines.ask(b"FUNCTION", b"DELETE", name)

@@ -67,9 +67,6 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
     """Four arguments for each job: its id, its record without the sequence, its envelope, its wish.
 
     The wish has the job's conflict rule, times, links and limit.
-
-    Raises:
-        InvalidOption: there are too many jobs for one put.
     """
     if len(jobs) > PUT_MOST:
         raise InvalidOption(
@@ -84,10 +81,8 @@ def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
 
 
 def pack_plain(job: Envelope) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
-    """The id, the record, the envelope, the line and the rank of a plain job; None for others.
-
-    A plain job needs only its place in a queue.
-    """
+    """The id, the record, the envelope, the line and the rank of a plain job; None for others."""
+    # A plain job needs only its place in a queue.
     if job.key or job.delay or job.at or job.expires or job.links or job.limit:
         return None
     times = job.ttr, job.timeout, job.result_ttl
@@ -238,10 +233,8 @@ def pack_verdict(v: Verdict) -> list[bytes]:
 
 
 def read_leases(shown: Sequence[bytes], inputs: Sequence[Any]) -> list[Lease]:
-    """Read leases, with encoded envelopes.
-
-    ``inputs`` has, in turn, the place of a lease in the list and the inputs of this lease.
-    """
+    """Read leases, with encoded envelopes."""
+    # ``inputs`` has, in turn, the place of a lease in the list and the inputs of this lease.
     leases = []
     for i in range(0, len(shown), 2):
         token, attempt, losses, rank, seq, timeout, leased, ttr = _LEASE.unpack(shown[i])

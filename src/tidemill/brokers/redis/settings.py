@@ -45,14 +45,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_address(url: Url) -> Address:
-    """Read ``redis://user:password@host:port/db``; several hosts are the nodes of a cluster.
-
-    ``redis+sentinel://user:password@host,host/service/db`` asks sentinels. ``rediss://`` and
-    ``rediss+sentinel://`` use TLS, and so does any URL with a TLS option.
-
-    Raises:
-        InvalidOption: a part of the URL is wrong.
-    """
+    """Read ``redis://user:password@host:port/db``; several hosts are the nodes of a cluster."""
+    # ``redis+sentinel://user:password@host,host/service/db`` asks sentinels. ``rediss://`` and
+    # ``rediss+sentinel://`` use TLS, and so does any URL with a TLS option.
     scheme = url.scheme
     check_known(f"a {scheme}:// url", url.options, _OPTIONS)
     rest = url.text.split("://", 1)[1].partition("?")[0]
@@ -106,11 +101,9 @@ def _path(url: Url, path: str, sentinel: bool) -> tuple[str, int]:
 
 
 def _tls(options: Mapping[str, str]) -> dict[str, Any]:
-    """The TLS options of redis-py's connection.
-
-    Without ``tls_ca`` the system's certificate authorities are trusted. The checks are set
-    explicitly, because redis-py before version 6 checks no host names by default.
-    """
+    """The TLS options of redis-py's connection."""
+    # Without ``tls_ca`` the system's certificate authorities are trusted. The checks are set
+    # explicitly, because redis-py before version 6 checks no host names by default.
     tls: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     for option, name in (
         ("tls_ca", "ssl_ca_certs"),
@@ -144,11 +137,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def check_url(url: Url) -> Settings:
-    """Read a ``redis://`` or ``redis+sentinel://`` URL, or one of these with TLS.
-
-    Raises:
-        InvalidOption: a part of the URL is wrong.
-    """
+    """Read a ``redis://`` or ``redis+sentinel://`` URL, or one of these with TLS."""
     lease = number_option(url.options, "owner_lease", 30.0)
     if not 1 <= lease <= 86400:
         raise InvalidOption(f"owner_lease in the url must be 1 to 86400 seconds, not {lease:g}")

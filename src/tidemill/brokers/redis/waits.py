@@ -41,11 +41,9 @@ class Waits:
     def until(
         self, verb: bytes, names: Sequence[bytes], timeout: float, alarm: Alarm | None = None
     ) -> bool:
-        """Sleep until all jobs have finished, one job has finished, or the queue has room.
-
-        ``verb`` says which: ``jobs``, ``first`` or ``space``. False when the time is over, or the
-        alarm rings.
-        """
+        """Sleep until all jobs have finished, one job has finished, or the queue has room."""
+        # ``verb`` says which: ``jobs``, ``first`` or ``space``. False when the time is over, or the
+        # alarm rings.
         fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
         with self._lock:

@@ -70,13 +70,8 @@ class Wakeup:
     def parked(
         self, timeout: float, fds: Sequence[int] = (), watched: Sequence[int] = ()
     ) -> Parked:
-        """Sleep until a hint, a readable or watched descriptor, or the timeout ends the sleep.
-
-        Returns the descriptors that are readable, or have ended.
-
-        Raises:
-            BrokerUnavailable: the connection is broken; the next call makes a new connection.
-        """
+        """Sleep until a hint, a readable or watched descriptor, or the timeout ends the sleep."""
+        # Returns the descriptors that are readable, or have ended.
         until = time.monotonic() + max(0.0, timeout)
         if not self.ready():
             return []

@@ -181,10 +181,8 @@ class Leasing:
         claims: PartitionClaims,
         claim: PartitionClaim | None = None,
     ) -> bool:
-        """Lease a job that was taken off its line; end it and return False when it has expired.
-
-        ``claims`` is told of each job that belongs to a partition.
-        """
+        """Lease a job that was taken off its line; end it and return False when it has expired."""
+        # ``claims`` is told of each job that belongs to a partition.
         commit = self._commit
         (_, flags, attempt, losses, _, rank, _, seq, _, expires, _, _, ttr, timeout, size) = (
             HEADER.unpack_from(data)

@@ -75,10 +75,8 @@ def _handle_due(commit: Transitions, kind: int, reference: bytes, number: int) -
 
 
 def _job_due(commit: Transitions, job_id: bytes, kind: int) -> None:
-    """Make a scheduled job ready, or end an expired job.
-
-    An entry that is no longer right for its job changes nothing.
-    """
+    """Make a scheduled job ready, or end an expired job."""
+    # An entry that is no longer right for its job changes nothing.
     stored = commit.load(job_id)
     if stored is None or stored.head.state > READY:
         return
@@ -120,11 +118,10 @@ def _part_from_flows(commit: Transitions, most: int) -> None:
 
 
 def _prune_class(commit: Transitions, kept: int, most: int) -> int:
-    """Forget jobs, the first to go first, until a job may stay. The hot path.
-
-    A young result stays, although there are too many. The results behind it may be older if their
-    jobs set ``result_ttl``. All young results that are kept as long lie together, and are skipped.
-    """
+    """Forget jobs, the first to go first, until a job may stay. The hot path."""
+    # A young result stays, although there are too many. The results behind it may be older if their
+    # jobs set ``result_ttl``. All young results that are kept as long lie together, and are
+    # skipped.
     count, now, retention = commit.kept, commit.now, commit.retention
     cursor = commit.txn.cursor(commit.t.fin)
     found = cursor.set_range(FIN_KEY.pack(kept, 0, 0))

@@ -238,10 +238,8 @@ def terms_of(commit: Transitions, local_owner: LocalOwner, want: Want, taken: in
 
 
 def hand_over(commit: Transitions, lines: list[int], owner: int, terms: SleeperWant) -> int:
-    """Lease jobs to a sleeper, by the want that the sleeper left; return their number.
-
-    ``lines`` are the lines that got a job: only these may have a job for a sleeper.
-    """
+    """Lease jobs to a sleeper, by the want that the sleeper left; return their number."""
+    # ``lines`` are the lines that got a job: only these may have a job for a sleeper.
     room, mode, queues = terms
     if not room or queues == () or not is_listed(commit, owner):
         return 0

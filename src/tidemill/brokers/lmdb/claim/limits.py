@@ -67,19 +67,14 @@ QUEUE_LIMITS, LIMITS = "g/", "l/"  # prefixes of records: a queue's limiter, a l
 
 
 class Limited(msgspec.Struct, array_like=True):
-    """A limit as stored: the settings that apply, and the settings that code declared last.
-
-    Attributes:
-        limiter: the limiter of a queue; a named limit has a limiter in each of its partitions.
-        due: the time of its entry in the due table; 0 without an entry.
-        by_hand: a person made the settings, not the code.
-    """
+    """A limit as stored: the settings that apply, and the settings that code declared last."""
 
     terms: LimitSettings = LimitSettings()
     declared: LimitSettings | None = None
+    # The limiter of a queue; a named limit has a limiter in each of its partitions.
     limiter: Limiter = msgspec.field(default_factory=Limiter)
-    due: int = 0
-    by_hand: bool = False
+    due: int = 0  # the time of its entry in the due table; 0 without an entry
+    by_hand: bool = False  # a person made the settings, not the code
 
 
 _LIMITED = msgspec.msgpack.Decoder(Limited)
@@ -279,25 +274,18 @@ Place = tuple[int, int, int]
 
 
 class Partition(msgspec.Struct, array_like=True, gc=False):
-    """A partition as stored. The table's key is the name of the limit, a zero and the key.
+    """A partition as stored. The table's key is the name of the limit, a zero and the key."""
 
-    Attributes:
-        number: the prefix of its jobs' keys.
-        running: the number of its leased jobs.
-        turn: the number of its last lease.
-        clock, due: the clock and time of its entry in the due table; 0 without an entry. At this
-            time the partition opens, or can be forgotten.
-        lines: for each line with ready jobs, (rank, turn, sequence) of its job in the ready table,
-            if any. Here turn is the job's sequence, or the partition's turn if the partition's turn
-            is higher.
-    """
-
-    number: int
+    number: int  # the prefix of its jobs' keys
     limiter: Limiter = msgspec.field(default_factory=Limiter)
-    running: int = 0
-    turn: int = 0
+    running: int = 0  # the number of its leased jobs
+    turn: int = 0  # the number of its last lease
+    # clock, due: the clock and time of its entry in the due table; 0 without an entry. At this time
+    # the partition opens, or can be forgotten.
     clock: int = 0
     due: int = 0
+    # For each line with ready jobs, (rank, turn, sequence) of its job in the ready table, if any.
+    # Here turn is the job's sequence, or the partition's turn if the partition's turn is higher.
     lines: dict[int, Place | None] = {}
 
 
@@ -586,16 +574,7 @@ _MOST = 1 << 30
 
 
 class PartitionClaim:
-    """The jobs that a step has taken from one partition.
-
-    Attributes:
-        terms: the settings of the partition's limit.
-        keyed: True when the limit has keys, and so several partitions.
-        cost: the cost of the job that is being leased.
-        spent: tokens of leased jobs that the limiter does not know yet.
-        left: the number of jobs of cost 1 that may still start, as far as the step knows.
-        opening: the earliest start of its next job, if that job may not start now.
-    """
+    """The jobs that a step has taken from one partition."""
 
     __slots__ = ("cost", "keyed", "left", "name", "opening", "partition", "spent", "terms")
 
@@ -604,12 +583,12 @@ class PartitionClaim:
     ) -> None:
         self.partition = partition
         self.name = name
-        self.terms = terms
-        self.keyed = name[-1] != 0
-        self.cost = cost
-        self.spent = 0.0
-        self.left = 0
-        self.opening = NEVER
+        self.terms = terms  # the settings of the partition's limit
+        self.keyed = name[-1] != 0  # True when the limit has keys, and so several partitions
+        self.cost = cost  # the cost of the job that is being leased
+        self.spent = 0.0  # tokens of leased jobs that the limiter does not know yet
+        self.left = 0  # the number of jobs of cost 1 that may still start, as far as the step knows
+        self.opening = NEVER  # the earliest start of its next job, if that job may not start now
 
 
 class PartitionClaims:

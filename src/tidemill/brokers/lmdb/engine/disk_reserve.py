@@ -91,15 +91,9 @@ class DiskReserve:
         return pages * int(stat["psize"])
 
     def check(self, size: int) -> None:
-        """Refuse ``size`` bytes when only the reserve of the disk or of the map is left.
-
-        Looks at the disk four times a second at most, or sooner after puts of many bytes. With a
-        shortage, each 50 ms at most.
-
-        Raises:
-            StoreFull: the disk or the map is short of room.
-            StoreGone: the store was deleted, or another was put in its place.
-        """
+        """Refuse ``size`` bytes when only the reserve of the disk or of the map is left."""
+        # Looks at the disk four times a second at most, or sooner after puts of many bytes. With a
+        # shortage, each 50 ms at most.
         self.check_place()
         now = time.monotonic()
         self._left -= size
@@ -118,11 +112,7 @@ class DiskReserve:
         return self._look()[0]
 
     def check_place(self) -> None:
-        """Refuse to use files that other processes can no longer find.
-
-        Raises:
-            StoreGone: the store was deleted, or another was put in its place.
-        """
+        """Refuse to use files that other processes can no longer find."""
         if _place_of(self._file) != self._was:
             raise StoreGone(
                 f"the store in {self._folder} was deleted or replaced while it was open; put it "
@@ -162,10 +152,8 @@ class DiskReserve:
         return min(self.reserve(), _SPARE_MOST)
 
     def renew(self) -> None:
-        """Fill the holes of the data file, and renew its spare blocks, if the disk has room.
-
-        The caller has a write transaction: some systems write to the blocks to allocate them.
-        """
+        """Fill the holes of the data file, and renew its spare blocks, if the disk has room."""
+        # The caller has a write transaction: some systems write to the blocks to allocate them.
         self._kept = 0
         if not self.shortage():
             self._keep_spare()

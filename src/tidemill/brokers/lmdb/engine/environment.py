@@ -52,10 +52,10 @@ _NETWORK_FILESYSTEMS = {
 
 
 class Environment:
-    """One LMDB environment: tidemill's own, or the caller's when ``env`` is given.
+    """One LMDB environment: tidemill's own, or the caller's when ``env`` is given."""
 
-    ``path`` is its directory, or its data file; ``folder`` is the folder of tidemill's other files.
-    """
+    # ``path`` is its directory, or its data file; ``folder`` is the folder of tidemill's other
+    # files.
 
     def __init__(
         self,
@@ -67,10 +67,8 @@ class Environment:
         mode: int = 0,
         reading: bool = False,
     ) -> None:
-        """``mode`` is the mode of new files; 0 means the mode that the folder gives.
-
-        With ``reading``, the environment makes no file and changes nothing.
-        """
+        """``mode`` is the mode of new files; 0 means the mode that the folder gives."""
+        # With ``reading``, the environment makes no file and changes nothing.
         self.path = path
         self.sync = sync
         self.ours = env is None
@@ -148,11 +146,7 @@ class Environment:
         return True
 
     def ready(self) -> None:
-        """Make the environment usable in this process, which may be a fork of its opener.
-
-        Raises:
-            TidemillError: the environment is the caller's, and this process is a fork.
-        """
+        """Make the environment usable in this process, which may be a fork of its opener."""
         if self.pid == os.getpid():
             return
         if not self.ours:
@@ -182,12 +176,10 @@ class Environment:
 
 
 def _check_length(env: lmdb.Environment, path: str) -> None:
-    """Refuse a data file that lacks pages, since a read beyond the end of a file is a SIGBUS.
-
-    Only commands that read a store check the length. A sound file may lack its last pages for some
-    seconds: LMDB never writes a page that one transaction takes and frees again. So a worker must
-    not refuse such a file.
-    """
+    """Refuse a data file that lacks pages, since a read beyond the end of a file is a SIGBUS."""
+    # Only commands that read a store check the length. A sound file may lack its last pages for
+    # some seconds: LMDB never writes a page that one transaction takes and frees again. So a worker
+    # must not refuse such a file.
     needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     size = os.path.getsize(path)
     if size < needed:
@@ -218,11 +210,7 @@ def _refused(text: str, path: str) -> BrokerUnavailable:
 
 
 def _refuse_network(folder: str) -> None:
-    """Refuse a network file system: LMDB's locks and mapping do not work across machines.
-
-    Raises:
-        BrokerUnavailable: the folder lies on a network file system.
-    """
+    """Refuse a network file system: LMDB's locks and mapping do not work across machines."""
     try:
         with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
             mounts = [line.split()[1:3] for line in file]
@@ -264,10 +252,8 @@ def translated(error: Exception, folder: str) -> Exception:
 
 
 def _no_space(error: Exception, folder: str) -> bool:
-    """Whether a write failed for lack of room on the disk, or in a quota.
-
-    LMDB reports both a short write and a broken disk as an input/output error.
-    """
+    """Whether a write failed for lack of room on the disk, or in a quota."""
+    # LMDB reports both a short write and a broken disk as an input/output error.
     if not isinstance(error, (lmdb.Error, OSError)):
         return False
     text = str(error)
@@ -304,12 +290,10 @@ _abandoned: dict[str, lmdb.Environment] = {}
 
 @contextlib.contextmanager
 def _beside_a_parents() -> Iterator[None]:
-    """Let py-lmdb open files that a parent process had open before the fork.
-
-    py-lmdb refuses to open an environment twice in one process. For py-lmdb, the parent's
-    environment is an environment of this process, although this process cannot use it. The module
-    that decides this is private: another release of py-lmdb may lack it.
-    """
+    """Let py-lmdb open files that a parent process had open before the fork."""
+    # py-lmdb refuses to open an environment twice in one process. For py-lmdb, the parent's
+    # environment is an environment of this process, although this process cannot use it. The module
+    # that decides this is private: another release of py-lmdb may lack it.
     keys = getattr(_envid, "env_keys", None)
     if keys is not None:
         _envid.env_keys = lambda path, subdir: ()
@@ -376,11 +360,7 @@ class Place:
         return self.identity()
 
     def check_readable(self) -> Identity:
-        """The identity of a store that is to be read and not changed.
-
-        Raises:
-            BrokerUnavailable: there is no store, or this user may not read it.
-        """
+        """The identity of a store that is to be read and not changed."""
         if not self.identity()[1] or not os.stat(self.path).st_size:
             raise BrokerUnavailable(f"there is no store in {self.folder.path}")
         self._check_access(self.data, os.R_OK)
@@ -390,12 +370,10 @@ class Place:
 
     @contextlib.contextmanager
     def pinned(self, *, lock: bool) -> Iterator[str]:
-        """Give a path, valid during the ``with`` block, by which LMDB opens the present files.
-
-        LMDB follows links, and writes to the lock file at once. When root opens the store of
-        another user, the path leads through descriptors. Then the other user cannot replace the
-        files.
-        """
+        """Give a path, valid during the ``with`` block, by which LMDB opens the present files."""
+        # LMDB follows links, and writes to the lock file at once. When root opens the store of
+        # another user, the path leads through descriptors. Then the other user cannot replace the
+        # files.
         if not self.folder.led:
             yield os.path.dirname(self.path) if self.within else self.path
             return
@@ -418,11 +396,7 @@ class Place:
         return (found.st_dev, found.st_ino) if found is not None else (0, 0)
 
     def _found(self, name: str) -> os.stat_result | None:
-        """The status of a file; None when the file is missing.
-
-        Raises:
-            BrokerUnavailable: the name belongs to a link, or to a special file.
-        """
+        """The status of a file; None when the file is missing."""
         found = self.folder.stat(name)
         if found is not None and not stat.S_ISREG(found.st_mode):
             raise BrokerUnavailable(
@@ -476,11 +450,9 @@ def _share(fd: int, mode: int, group: int) -> None:
 
 
 def flush_folders(path: str) -> None:
-    """Flush a folder, and the folders above it, to disk.
-
-    Commits flush only the content of the data file. Without this flush, a power cut could remove
-    the entry of the file in its folder.
-    """
+    """Flush a folder, and the folders above it, to disk."""
+    # Commits flush only the content of the data file. Without this flush, a power cut could remove
+    # the entry of the file in its folder.
     device = os.stat(path).st_dev
     while True:
         with contextlib.suppress(OSError):  # fails for a folder that this user may not read
@@ -497,10 +469,8 @@ def flush_folders(path: str) -> None:
 
 
 def foreign_files(folder: str) -> list[str]:
-    """Describe the files of a store that the folder's owner, or this user, may not write.
-
-    A file of another user counts as writable if the folder's group, or everybody, may write it.
-    """
+    """Describe the files of a store that the folder's owner, or this user, may not write."""
+    # A file of another user counts as writable if the folder's group, or everybody, may write it.
     above = os.stat(folder)
     found: list[str] = []
     for place, _, names in os.walk(folder):

@@ -105,11 +105,10 @@ class Request:
 
 
 class GroupCommit:
-    """The commits of one store, as this process makes them.
+    """The commits of one store, as this process makes them."""
 
-    ``translated`` turns a driver's error into an error of tidemill. ``place`` names the store in
-    messages.
-    """
+    # ``translated`` turns a driver's error into an error of tidemill. ``place`` names the store in
+    # messages.
 
     def __init__(
         self,
@@ -432,11 +431,9 @@ class GroupCommit:
             request.turn.release()
 
     def pass_on(self) -> None:
-        """Hand the lead to a caller that came during the commit, or give the lead up.
-
-        A caller that fails to take the lead appended its request before the lead is released here.
-        So the second look at ``pending``, after the release, sees the request.
-        """
+        """Hand the lead to a caller that came during the commit, or give the lead up."""
+        # A caller that fails to take the lead appended its request before the lead is released
+        # here. So the second look at ``pending``, after the release, sees the request.
         while True:
             if self._answered:
                 self._delay.expect(len(self._answered), len(self.pending))
@@ -457,12 +454,10 @@ class GroupCommit:
                 return
 
     def _next(self) -> Request | None:
-        """The request whose caller leads next; None if no thread waits except the main thread.
-
-        The main thread gets no lead while it waits: a signal handler may run inside the wait. The
-        handler may last long, or enqueue a job and wait for this lead. So the writer thread leads
-        in place of the main thread.
-        """
+        """The request whose caller leads next; None if no thread waits except the main thread."""
+        # The main thread gets no lead while it waits: a signal handler may run inside the wait. The
+        # handler may last long, or enqueue a job and wait for this lead. So the writer thread leads
+        # in place of the main thread.
         # Fails when no caller waits, or when a caller has just gone.
         with contextlib.suppress(IndexError, ValueError):
             request = self.pending.popleft()

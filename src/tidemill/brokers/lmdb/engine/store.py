@@ -58,10 +58,10 @@ T = TypeVar("T")
 
 
 class Store:
-    """One store, as this process has it open.
+    """One store, as this process has it open."""
 
-    All stores of the environment share ``folder``; :meth:`folder_of` has this store's own folders.
-    """
+    # All stores of the environment share ``folder``; :meth:`folder_of` has this store's own
+    # folders.
 
     def __init__(self, environment: Environment, prefix: str, patience: float = PATIENCE) -> None:
         self.environment = environment
@@ -123,11 +123,9 @@ class Store:
             )
 
     def _begin(self, key: bytes) -> None:
-        """Begin a new store, in folders of its own.
-
-        Another process may still have an earlier store open, whose data file was deleted. That
-        process holds the old folders and touches nothing in the new folders.
-        """
+        """Begin a new store, in folders of its own."""
+        # Another process may still have an earlier store open, whose data file was deleted. That
+        # process holds the old folders and touches nothing in the new folders.
         flush_folders(self.folder)
 
         def begin(txn: lmdb.Transaction[bytes]) -> None:
@@ -141,10 +139,8 @@ class Store:
     # -- files ----------------------------------------------------------------------------------
 
     def folder_of(self, name: str) -> Folder:
-        """Open a folder of this store, or make it; later calls return the same folder.
-
-        Each store of an environment has folders of its own.
-        """
+        """Open a folder of this store, or make it; later calls return the same folder."""
+        # Each store of an environment has folders of its own.
         found = self._folders.get(name)
         if found is None:
             found = self._files().folder(name, self.environment.mode, make=not self.reading)
@@ -161,11 +157,7 @@ class Store:
 
     @property
     def wakeups(self) -> WakeUps:
-        """The wake-ups of this store's sleepers.
-
-        Raises:
-            TidemillError: the store was opened to read it.
-        """
+        """The wake-ups of this store's sleepers."""
         if self._wakeups is None:
             raise TidemillError(f"the store in {self.folder} was opened to read it, not to change")
         return self._wakeups
@@ -200,11 +192,9 @@ class Store:
 
     @contextlib.contextmanager
     def reading_views(self) -> Iterator[tuple[lmdb.Transaction[bytes], lmdb.Transaction[Any]]]:
-        """Two read transactions of the same moment. The values of the second are views.
-
-        A view copies nothing: only the parts of a job that the caller looks at are read. After the
-        end of the transaction its views are invalid.
-        """
+        """Two read transactions of the same moment. The values of the second are views."""
+        # A view copies nothing: only the parts of a job that the caller looks at are read. After
+        # the end of the transaction its views are invalid.
         while True:
             with self.translating(), self.reading_txn() as txn:
                 try:
@@ -225,10 +215,9 @@ class Store:
             raise self._translated(error) from error
 
     def write(self, apply: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """Commit the changes of opening the store, in a commit of their own.
-
-        Such a commit passes no crash point, so tests need not count the writes of an opening store.
-        """
+        """Commit the changes of opening the store, in a commit of their own."""
+        # Such a commit passes no crash point, so tests need not count the writes of an opening
+        # store.
         lock, place = self.environment.write_lock, f" in {self.folder}"
         commits = GroupCommit(self.env, lock, self._translated, place, points=False)
         try:
@@ -250,10 +239,8 @@ class Store:
     # -- forks ----------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Wait until no thread of ours is inside a transaction; then the process is copied.
-
-        A thread may wait for a program without tidemill. Then the copy is made after a second.
-        """
+        """Wait until no thread of ours is inside a transaction; then the process is copied."""
+        # A thread may wait for a program without tidemill. Then the copy is made after a second.
         if self.pid == os.getpid():
             self._held_up = self.commits.lead.acquire(timeout=self.commits.brisk)
 
@@ -271,11 +258,7 @@ class Store:
 
     @restart_on_signal
     def ready(self) -> None:
-        """Make the store usable in this process, which may be a fork of its opener.
-
-        Raises:
-            TidemillError: the store lies in the caller's own environment.
-        """
+        """Make the store usable in this process, which may be a fork of its opener."""
         with SignalsDeferred(), _lock:
             if self.pid != os.getpid():
                 self.environment.ready()
@@ -308,14 +291,8 @@ _lock = threading.Lock()
 
 @restart_on_signal
 def open_store(asked: Settings, *, reading: bool) -> Store:
-    """The store of a directory; a process always gets the same object.
-
-    With ``reading`` nothing is made. The patience of the last caller holds.
-
-    Raises:
-        InvalidOption: the store is open with another durability, or only to read it.
-        BrokerUnavailable: the store cannot be opened.
-    """
+    """The store of a directory; a process always gets the same object."""
+    # With ``reading`` nothing is made. The patience of the last caller holds.
     path, mode = asked.folder, asked.mode
     if os.path.isfile(path) and not os.path.isdir(folder_of(path)):
         raise InvalidOption(f"{path} is a file; a store is a directory")
@@ -346,12 +323,7 @@ def open_store(asked: Settings, *, reading: bool) -> Store:
 
 @restart_on_signal
 def store_around(env: lmdb.Environment, prefix: str) -> Store:
-    """The store inside the caller's own environment.
-
-    Raises:
-        InvalidOption: ``env`` is no open environment, or has no room for our tables, or the prefix
-            is invalid.
-    """
+    """The store inside the caller's own environment."""
     check_prefix(prefix)
     try:
         path, sync = os.path.abspath(env.path()), bool(env.flags()["sync"])

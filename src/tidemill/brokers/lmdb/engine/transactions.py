@@ -109,11 +109,10 @@ after_fork(_open.__init__)  # type: ignore[misc]  # the child has no transaction
 
 
 def begin_resized(env: lmdb.Environment, *, write: bool = False) -> lmdb.Transaction[bytes]:
-    """Begin a transaction; call :func:`ended` at its end.
-
-    If another process has made the map larger, wait for all transactions, then map the file again.
-    This thread must have no other transaction, or one that keeps the map from growing (a write).
-    """
+    """Begin a transaction; call :func:`ended` at its end."""
+    # If another process has made the map larger, wait for all transactions, then map the file
+    # again. This thread must have no other transaction, or one that keeps the map from growing (a
+    # write).
     until = 0.0
     while True:
         with _open.lock:
@@ -145,11 +144,7 @@ def nested(
     txn: Any,
     translated: Callable[[Exception], Exception],
 ) -> Iterator[lmdb.Transaction[bytes]]:
-    """Give a transaction inside the caller's. An error in it undoes only its own changes.
-
-    Raises:
-        InvalidOption: ``txn`` is not an open write transaction of this environment.
-    """
+    """Give a transaction inside the caller's. An error in it undoes only its own changes."""
     try:
         txn.stat(table)
         inner = env.begin(parent=txn, write=True)

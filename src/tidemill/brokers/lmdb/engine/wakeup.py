@@ -102,10 +102,8 @@ class Sleeper:
         return words
 
     def has_lease(self, patience: float) -> bool:
-        """True when hints told of a lease, and its commit ends within ``patience`` seconds.
-
-        A hint is told once.
-        """
+        """True when hints told of a lease, and its commit ends within ``patience`` seconds."""
+        # A hint is told once.
         if not self._words:
             return False
         until = time.monotonic() + patience
@@ -308,11 +306,9 @@ class WakeUps:
         return rung
 
     def matching(self, kind: int, bits: int, only: int) -> Iterator[tuple[int, bool, bool, int]]:
-        """(slot, certain, waits, owner) of the sleepers that :meth:`ring` may hint.
-
-        ``certain`` is False for a sleeper that may want other queues only. ``waits`` is True for an
-        owner in its wait.
-        """
+        """(slot, certain, waits, owner) of the sleepers that :meth:`ring` may hint."""
+        # ``certain`` is False for a sleeper that may want other queues only. ``waits`` is True for
+        # an owner in its wait.
         for slot in self._marked():
             taken, mask, waits, single, owner, wanted, _ = _SLOT.unpack_from(
                 self._map, slot * _SIZE
@@ -322,10 +318,8 @@ class WakeUps:
                 yield slot, certain, bool(waits), owner
 
     def keep_time(self, due: int) -> None:
-        """Ensure that at least one sleeper that takes jobs wakes at ``due``.
-
-        The sleeper that wakes early is asked first, so the others are rarely looked at.
-        """
+        """Ensure that at least one sleeper that takes jobs wakes at ``due``."""
+        # The sleeper that wakes early is asked first, so the others are rarely looked at.
         _, early = _HEAD.unpack_from(self._map)
         mask, until = self._wait_for_jobs(early)
         if until <= due or (mask and self.wake(early)):
@@ -368,10 +362,8 @@ class WakeUps:
                 self._hint(slot)
 
     def wake(self, slot: int, word: bytes = LOOK) -> bool:
-        """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it.
-
-        The hint comes first. A kill in between leaves the mark, which costs only a needless hint.
-        """
+        """Hint a sleeper and clear its mark; the mark stays if this process cannot hint it."""
+        # The hint comes first. A kill in between leaves the mark, which costs only a needless hint.
         hinted = self._hint(slot, word)
         if hinted or not self._map[slot * _SIZE]:
             self._set_mask(slot, 0)
@@ -395,18 +387,14 @@ class WakeUps:
         return True
 
     def confirm(self, slot: int) -> None:
-        """Tell a sleeper that was just hinted of the commit; this changes no slot.
-
-        The write lock is free by now, and the slot may be another sleeper's.
-        """
+        """Tell a sleeper that was just hinted of the commit; this changes no slot."""
+        # The write lock is free by now, and the slot may be another sleeper's.
         with contextlib.suppress(KeyError, OSError):
             write_unkilled(self._writers[slot], COMMITTED)
 
     def _writer(self, slot: int) -> int | None:
-        """A descriptor that writes to the slot's FIFO; None when nobody reads it.
-
-        ``_UNCERTAIN`` when this process may not open the FIFO, or has no descriptor left.
-        """
+        """A descriptor that writes to the slot's FIFO; None when nobody reads it."""
+        # ``_UNCERTAIN`` when this process may not open the FIFO, or has no descriptor left.
         while slot not in self._writers:
             try:
                 self._writers[slot] = self._folder.open_fifo(self._fifo(slot), os.O_WRONLY)

@@ -41,10 +41,9 @@ class WriteLock:
     """The lock of one environment in this process."""
 
     def __init__(self, data: str, *, shared: bool = False) -> None:
-        """``data`` is the path of the data file.
-
-        ``shared`` is True for an environment of the caller, who may have a transaction open in it.
-        """
+        """``data`` is the path of the data file."""
+        # ``shared`` is True for an environment of the caller, who may have a transaction open in
+        # it.
         self._closed = False
         self._shared = shared
         # Keeps threads apart: a record lock belongs to the whole process.
@@ -80,11 +79,9 @@ class WriteLock:
         self._inside.release()
 
     def allocate(self, start: int, size: int) -> bool:
-        """Give the data file disk blocks for these bytes; False if the disk lacks room.
-
-        This uses the descriptor of the lock: closing another descriptor of the file would end the
-        lock.
-        """
+        """Give the data file disk blocks for these bytes; False if the disk lacks room."""
+        # This uses the descriptor of the lock: closing another descriptor of the file would end the
+        # lock.
         if size > 0 and hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self._fd, start, size)

@@ -85,10 +85,9 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class Finding:
-    """One search, newest first, through as many read transactions as it needs.
+    """One search, newest first, through as many read transactions as it needs."""
 
-    ``views`` reads the jobs (:meth:`.Store.reading_views`).
-    """
+    # ``views`` reads the jobs (:meth:`.Store.reading_views`).
 
     def __init__(self, store: Store, txn: Txn, views: Txn, what: Filter, cursor: str) -> None:
         self._prefix, self._suffix = what.id_prefix.encode(), what.id_suffix.encode()
@@ -219,11 +218,9 @@ class Finding:
 def _latest(
     txn: Txn, table: lmdb._Database, below: bytes, prefix: bytes = b"", skip: int = 0
 ) -> list[Entry]:
-    """The entries with the highest ends of keys below a bound, of a table whose keys end so.
-
-    The last keys come first, because they have mostly the highest ends. ``skip`` bytes of a value
-    are before the id.
-    """
+    """The entries with the highest ends of keys below a bound, of a table whose keys end so."""
+    # The last keys come first, because they have mostly the highest ends. ``skip`` bytes of a value
+    # are before the id.
     cursor = txn.cursor(table)
     if not (cursor.prev() if cursor.set_range(prefix + b"\xff" * 8) else cursor.last()):
         return []
@@ -241,11 +238,7 @@ def _has(row: Row, state: State) -> bool:
 
 
 def _where(cursor: str) -> tuple[int, bytes]:
-    """The number, and the id in the job table, below which the page of a cursor begins.
-
-    Raises:
-        InvalidOption: the text is no cursor.
-    """
+    """The number, and the id in the job table, below which the page of a cursor begins."""
     if not cursor:
         return FIRST, b""
     number, _, job_id = cursor.removeprefix(_CURSOR).partition(":")
@@ -316,10 +309,8 @@ def ids_about(second: int) -> tuple[bytes, bytes]:
 
 
 def newest(store: Store, txn: Txn, views: Txn, below: int, at: bytes) -> Numbered:
-    """All jobs with numbers below ``below``, the highest first, as views.
-
-    ``at`` is the id of a job in order with at least the number ``below``, or empty.
-    """
+    """All jobs with numbers below ``below``, the highest first, as views."""
+    # ``at`` is the id of a job in order with at least the number ``below``, or empty.
     bottom, _, top = (txn.get(store.key("order")) or b" ").partition(b" ")
     walks = (
         _in_order(store, views, below, bottom, at or top + b"\0"),
@@ -358,10 +349,8 @@ def _apart(store: Store, txn: Txn, views: Txn, below: int) -> Numbered:
 def first_ids(
     txn: Txn, views: Txn, tables: Tables, row: Row, state: State, ahead: int
 ) -> Iterator[bytes]:
-    """Ids of a queue's jobs in this state, in order. The caller must check each job's state.
-
-    ``ahead``: wall time minus the store's time.
-    """
+    """Ids of a queue's jobs in this state, in order. The caller must check each job's state."""
+    # ``ahead``: wall time minus the store's time.
     lines = *row.lines, row.lost_line
     if state is State.READY:
         found = heapq.merge(*(_line(txn, tables, line) for line in lines))

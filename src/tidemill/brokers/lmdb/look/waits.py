@@ -57,10 +57,8 @@ class Waits:
         timeout: float,
         alarm: Alarm | None = None,
     ) -> bool:
-        """Sleep until ``over`` is true; check again at each hint of this kind.
-
-        False when the time is over, or the alarm rings.
-        """
+        """Sleep until ``over`` is true; check again at each hint of this kind."""
+        # False when the time is over, or the alarm rings.
         fds = [] if alarm is None else [alarm.fd]
         deadline = time.monotonic() + timeout
         sleeper: Sleeper | None = None

@@ -42,10 +42,8 @@ def put(
     hold: Collection[str] = (),
     also: Collection[str] = (),
 ) -> list[Put]:
-    """Accept all jobs or none.
-
-    After this put, its waiting jobs except ``hold``, and the jobs ``also``, get no more parents.
-    """
+    """Accept all jobs or none."""
+    # After this put, its waiting jobs except ``hold``, and the jobs ``also``, get no more parents.
     commit.store.room.check(sum([OVERHEAD + len(job.body) for job in jobs]))
     commit.linked = bool(also)
     puts = [_put_one(commit, job) for job in jobs]
@@ -55,10 +53,8 @@ def put(
 
 
 def follow(commit: Transitions, jobs: Sequence[Envelope]) -> None:
-    """Put jobs without failing, since settling must not fail.
-
-    ``max_size`` does not apply here. A job is left out if its id is taken.
-    """
+    """Put jobs without failing, since settling must not fail."""
+    # ``max_size`` does not apply here. A job is left out if its id is taken.
     begun = []
     for job in jobs:
         if commit.txn.get(job.id.encode(), db=commit.t.job) is None:
@@ -174,10 +170,8 @@ def id_taken(job: Envelope) -> DuplicateJob:
 def _insert(
     commit: Transitions, job: Envelope, state: int, *, limited: bool, latest: int = 0
 ) -> None:
-    """Write one new job, and place it unless it waits for other jobs. The hot path.
-
-    Unless ``latest`` is 0, the job is due at this time or earlier, even with a longer delay.
-    """
+    """Write one new job, and place it unless it waits for other jobs. The hot path."""
+    # Unless ``latest`` is 0, the job is due at this time or earlier, even with a longer delay.
     row = commit.row(job.queue)
     job_id = job.id.encode()
     if row.max_size and row.size >= row.max_size and limited:

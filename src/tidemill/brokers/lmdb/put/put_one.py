@@ -91,12 +91,10 @@ class PutOne:
         return [Put(job.id, Placed.CREATED)]
 
     def _wake_sleeper(self, row: Row, txn: lmdb.Transaction[bytes]) -> int | None:
-        """Wake the first sleeper that wants a task of the queue.
-
-        Returns the sleeper's owner if the owner gets the job, and else 0. None leaves the job to
-        the general put: other jobs of the queue may come first, the sleeper may want other queues
-        only, or this process cannot hint the sleeper.
-        """
+        """Wake the first sleeper that wants a task of the queue."""
+        # Returns the sleeper's owner if the owner gets the job, and else 0. None leaves the job to
+        # the general put: other jobs of the queue may come first, the sleeper may want other queues
+        # only, or this process cannot hint the sleeper.
         wakeups, name = self._store.wakeups, row.name
         found = next(wakeups.matching(TASKS, bloom([name]), digest(name)), None)
         if found is None:

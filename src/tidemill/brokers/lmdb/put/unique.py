@@ -50,12 +50,10 @@ class Key(NamedTuple):
         return plain + b"\0" + times if self.until or self.since else plain
 
     def with_last(self, commit: Transitions, job: Envelope, running: bool) -> Key:
-        """The key after a put of this job: as the successor of a running job, or as the holder.
-
-        A job that replaces another job takes over ``since``, the time of the first put. So
-        ``since`` bounds the wait of a key whose job is replaced again and again
-        (``Unique.max_wait``).
-        """
+        """The key after a put of this job: as the successor of a running job, or as the holder."""
+        # A job that replaces another job takes over ``since``, the time of the first put. So
+        # ``since`` bounds the wait of a key whose job is replaced again and again
+        # (``Unique.max_wait``).
         new, unique = job.id.encode(), job.unique
         key = Key(self.holder, new) if running else Key(new)
         if unique is None:
@@ -86,10 +84,8 @@ def put_key(commit: Transitions, name: bytes, key: Key) -> None:
 
 
 def give_up(commit: Transitions, stored: Stored, state: int) -> bytes:
-    """Free the key of a job that has ended or was deleted.
-
-    Returns the id of the successor that may start now, or nothing.
-    """
+    """Free the key of a job that has ended or was deleted."""
+    # Returns the id of the successor that may start now, or nothing.
     name = key_of(stored)
     key = find_key(commit, name)
     if key is None:

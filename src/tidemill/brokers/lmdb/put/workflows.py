@@ -65,10 +65,8 @@ def link(
     *,
     strict: bool = True,
 ) -> None:
-    """Have children wait for the jobs that were put, and record which jobs get no more parents.
-
-    Waiting jobs of this put that are not in ``hold``, and the jobs ``also``, get no more parents.
-    """
+    """Have children wait for the jobs that were put, and record which jobs get no more parents."""
+    # Waiting jobs of this put that are not in ``hold``, and the jobs ``also``, get no more parents.
     for name in also:
         if not _is_waiting(commit, name.encode()):
             raise not_waiting(name)
@@ -273,11 +271,9 @@ def _wait_again(commit: Transitions, stored: Stored) -> None:
 
 
 def is_needed(commit: Transitions, stored: Stored, unfinished: dict[str, bool]) -> bool:
-    """True while a dependent of this job has not ended, and may need this job's result.
-
-    A job that waits for a barrier depends on all jobs before the barrier. ``unfinished`` caches the
-    answers, since many jobs may have the same dependent.
-    """
+    """True while a dependent of this job has not ended, and may need this job's result."""
+    # A job that waits for a barrier depends on all jobs before the barrier. ``unfinished`` caches
+    # the answers, since many jobs may have the same dependent.
     for name in links_of(stored).next:
         if name not in unfinished:
             unfinished[name] = _goes_on(commit, name.encode(), unfinished)

@@ -40,17 +40,14 @@ most. In this time earlier jobs probably end, and then one frame acknowledges al
 
 
 class Acknowledgements:
-    """The messages in hand: messages of the current channel whose jobs have not ended.
+    """The messages in hand: messages of the current channel whose jobs have not ended."""
 
-    All methods run in the connection thread.
-
-    Attributes:
-        open: the tags in hand in the order of arrival, each with its consumer.
-    """
+    # All methods run in the connection thread.
 
     def __init__(self, thread: ConnectionThread) -> None:
         self._thread = thread
         self._channel: Channel | None = None
+        # The tags in hand in the order of arrival, each with its consumer.
         self.open: OrderedDict[int, Consumer] = OrderedDict()
         # Tags that wait to be acknowledged together with earlier tags.
         self._done: set[int] = set()
@@ -68,10 +65,8 @@ class Acknowledgements:
         consumer.in_hand += 1
 
     def count(self, tags: Sequence[int]) -> tuple[list[int], bool]:
-        """Take tags out of hand. Return the tags that were in hand.
-
-        The second value is True when one of these messages came from a consumer that ends.
-        """
+        """Take tags out of hand. Return the tags that were in hand."""
+        # The second value is True when one of these messages came from a consumer that ends.
         left, fallen = list[int](), False
         for tag in tags:
             consumer = self.open.pop(tag, None)
@@ -190,11 +185,9 @@ class ConsumerChannel(ConnectionListener):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Send the answers and adjustments of this block together; consumers end first.
-
-        If answers went first, the server would send new messages in place of the acknowledged ones,
-        and send returned messages to this channel again.
-        """
+        """Send the answers and adjustments of this block together; consumers end first."""
+        # If answers went first, the server would send new messages in place of the acknowledged
+        # ones, and send returned messages to this channel again.
         with self._lock:
             self._together = True
         try:
@@ -284,10 +277,8 @@ class ConsumerChannel(ConnectionListener):
             self._get(self._asked[0][0])
 
     def _while_on(self, channel: Channel, heard: Callable[..., None]) -> Callable[..., None]:
-        """Ignore the answers of an abandoned channel: callers now wait for another channel.
-
-        An abandoned channel may wait for a silent queue. Its answers come when the queue answers.
-        """
+        """Ignore the answers of an abandoned channel: callers now wait for another channel."""
+        # An abandoned channel may wait for a silent queue. Its answers come when the queue answers.
         return lambda *said: heard(*said) if channel is self._channel else None
 
     def _channel_closed(self, channel: Channel, reason: Any) -> None:
@@ -382,11 +373,10 @@ class ConsumerChannel(ConnectionListener):
         )
 
     def _end(self, channel: Channel, consumer: Consumer) -> None:
-        """End a consumer before the next answers, which would make room for more messages.
-
-        pika would send the cancel only after the answers to earlier requests, and acknowledgements
-        would come first. So this method sends the cancel itself, if this release of pika can.
-        """
+        """End a consumer before the next answers, which would make room for more messages."""
+        # pika would send the cancel only after the answers to earlier requests, and
+        # acknowledgements would come first. So this method sends the cancel itself, if this release
+        # of pika can.
         consumer.stage = Stage.ENDING
         send = part(channel, "_send_method")
         if consumer.known and send is not None:
@@ -482,11 +472,9 @@ class ConsumerChannel(ConnectionListener):
         self.round_trip(heard)
 
     def round_trip(self, heard: Callable[[bool], None]) -> None:
-        """Call ``heard`` in the connection thread after one round trip to the server.
-
-        ``heard`` gets True when the server has all earlier requests and its earlier messages have
-        arrived, and False when the channel was lost.
-        """
+        """Call ``heard`` in the connection thread after one round trip to the server."""
+        # ``heard`` gets True when the server has all earlier requests and its earlier messages have
+        # arrived, and False when the channel was lost.
         channel = self._channel
         if channel is None or not channel.is_open:
             heard(False)

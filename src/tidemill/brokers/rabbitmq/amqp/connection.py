@@ -39,10 +39,8 @@ _TAG = struct.Struct(">QB")
 
 
 def frame_at(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """Kind, channel and end of the frame that begins at ``at``; None if too few bytes have come.
-
-    A server of another protocol version sends no frame, but eight bytes that name its version.
-    """
+    """Kind, channel and end of the frame that begins at ``at``; None if too few bytes have come."""
+    # A server of another protocol version sends no frame, but eight bytes that name its version.
     if data[at : at + 4] == _NO_FRAME:
         return 0, 0, at + 8
     if len(data) - at < _HEAD.size:
@@ -143,14 +141,10 @@ def part(whole: Any, *path: str) -> Any:
 
 
 class Connection(pika.SelectConnection):
-    """A connection. A channel's listener hears deliveries or confirms in the connection thread.
-
-    Attributes:
-        is_quick: False if this release of pika lacks a part of the fast path.
-    """
+    """A connection. A channel's listener hears deliveries or confirms in the connection thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.is_quick = False
+        self.is_quick = False  # False if this release of pika lacks a part of the fast path
         super().__init__(*args, **options)
         self.is_quick = all(part(self, name) is not None for name in _NEEDED)
         self._listeners: dict[int, tuple[Channel, Read, Callable[[Any], None]]] = {}

@@ -78,12 +78,7 @@ class OutageLog:
 
 
 class ConnectionThread:
-    """Keeps a connection open. ``outages`` logs its losses and returns.
-
-    Attributes:
-        blocked: the reason why the server lets nobody publish; empty when it lets all publish.
-        connects: the number of connections so far.
-    """
+    """Keeps a connection open. ``outages`` logs its losses and returns."""
 
     def __init__(
         self, settings: Settings, role: str, heartbeat: int, outages: OutageLog | None = None
@@ -91,6 +86,7 @@ class ConnectionThread:
         self.settings = settings
         self._outages = outages
         self.role = role
+        # The reason why the server lets nobody publish; empty when it lets all publish.
         self.blocked = ""
         self._heartbeat = heartbeat
         self._loop = IOLoop()
@@ -104,7 +100,7 @@ class ConnectionThread:
         self._closing = False
         self._connecting: Any = None
         self._thread: threading.Thread | None = None
-        self.connects = 0
+        self.connects = 0  # the number of connections so far
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -143,12 +139,7 @@ class ConnectionThread:
         self.do(lambda: self._listeners.remove(listener) if listener in self._listeners else None)
 
     def await_up(self, patience: float) -> None:
-        """Sleep until the connection is open.
-
-        Raises:
-            BrokerUnavailable: the connection is not open after ``patience`` seconds, or the server
-                refuses us.
-        """
+        """Sleep until the connection is open."""
         self.start()
         with self._state:
             up = self._state.wait_for(lambda: self._connection or self._final, patience)

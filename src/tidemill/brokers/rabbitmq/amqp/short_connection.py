@@ -57,16 +57,13 @@ Seen = tuple[int, pika.BasicProperties, bytes]  # a message: its tag, properties
 
 
 class ShortConnection:
-    """The calls of a short connection. Only one thread may use them.
-
-    Attributes:
-        channel: the channel that takes and acknowledges messages. Questions go over another
-            channel, which the server closes after a question about a missing place.
-    """
+    """The calls of a short connection. Only one thread may use them."""
 
     def __init__(self, connection: pika.BlockingConnection) -> None:
         self._connection = connection
         self._hear: Any = connection.process_data_events  # pika's types allow only whole seconds
+        # The channel that takes and acknowledges messages. Questions go over another channel, which
+        # the server closes after a question about a missing place.
         self.channel: BlockingChannel = connection.channel()
         self._questions: BlockingChannel = connection.channel()
 
@@ -147,10 +144,8 @@ class ShortConnection:
 
     @contextlib.contextmanager
     def _answer_of(self, place: Place) -> Iterator[None]:
-        """Run a block of questions; end the connection if the place does not answer in time.
-
-        For a queue without a leader, the server's only answer is to close the connection.
-        """
+        """Run a block of questions; end the connection if the place does not answer in time."""
+        # For a queue without a leader, the server's only answer is to close the connection.
         silence = _Silence(place, "does not answer")
         connection = part(self._connection, "_impl")
         call_later = part(connection, "_adapter_call_later")
@@ -180,12 +175,7 @@ def _hang_up(connection: pika.BlockingConnection) -> None:
 
 @contextlib.contextmanager
 def short_connection(settings: Settings) -> Iterator[ShortConnection]:
-    """Connect for the time of a block.
-
-    Raises:
-        Unanswered: a place does not answer, or is down.
-        BrokerUnavailable: the server cannot be reached, or refuses.
-    """
+    """Connect for the time of a block."""
     try:
         connection = pika.BlockingConnection(settings.parameters(_HEARTBEAT))
         try:

@@ -51,15 +51,7 @@ Answer = Callable[[str], None]  # called with an empty text when all is done, el
 
 
 class _Errand:
-    """A question about one place.
-
-    Attributes:
-        over: called with the number of ready messages, or with the reason of a failure.
-        slow: called if there is no answer soon.
-        probe: whether a probe follows; None if that is open.
-        channel: the channel of the question.
-        since: monotonic time of the question, less ``spent``: seconds on lost connections.
-    """
+    """A question about one place."""
 
     __slots__ = ("channel", "over", "place", "probe", "since", "slow", "spent")
 
@@ -71,10 +63,12 @@ class _Errand:
         probe: bool | None,
     ) -> None:
         self.place = place
+        # Called with the number of ready messages, or with the reason of a failure.
         self.over = over
-        self.slow = slow
-        self.probe = probe
-        self.channel: Channel | None = None
+        self.slow = slow  # called if there is no answer soon
+        self.probe = probe  # whether a probe follows; None if that is open
+        self.channel: Channel | None = None  # the channel of the question
+        # Monotonic time of the question, less ``spent``: seconds on lost connections.
         self.since = self.spent = 0.0
 
 
@@ -116,10 +110,8 @@ class Declarer(ConnectionListener):
         self._known.clear()
 
     def declare(self, place: Place, then: Answer, *, probe: bool | None = None) -> None:
-        """Declare a place that may not exist yet.
-
-        A probe follows, or none. With None, the server and the speed of its answer decide.
-        """
+        """Declare a place that may not exist yet."""
+        # A probe follows, or none. With None, the server and the speed of its answer decide.
         needs_failed = place.arguments.get("x-dead-letter-routing-key") == self._failed.name
         if needs_failed and not self.knows(self._failed):  # the server moves messages there
             self.declare(self._failed, _ignore, probe=False)
