@@ -104,8 +104,6 @@ def _shown_limits(jobs: StoredJobs) -> list[LimitStats]:
 
 
 class DjangoBroker(StoreCalls):
-    """A broker in a database of a Django project."""
-
     features = frozenset(Feature) - {
         Feature.BACKUP,
         Feature.NAMED,
@@ -163,7 +161,6 @@ class DjangoBroker(StoreCalls):
 
     @property
     def boards(self) -> str:
-        """The folder for scoreboards."""
         return self._store.folder("boards")
 
     # -- producing ----------------------------------------------------------------------

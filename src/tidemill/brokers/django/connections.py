@@ -145,7 +145,6 @@ class Connection(Rows):
                 raise
 
     def roll_back(self) -> None:
-        """Undo the transaction."""
         self._unsent.clear()
         self.execute("ROLLBACK")
 
@@ -153,7 +152,6 @@ class Connection(Rows):
         self._cursor.executemany(_native(text, self.dialect.vendor), rows)
 
     def close(self) -> None:
-        """Hang up."""
         self._cursor = None
         self._unsent.clear()
         with contextlib.suppress(Exception):

@@ -63,7 +63,6 @@ def find(
 
 
 def kinds(rows: Rows) -> list[tuple[str, int]]:
-    """The kinds and spans that have rows, in order."""
     found = rows.execute("SELECT DISTINCT kind, span FROM tidemill_history", [])
     return sorted((kind, span) for kind, span in found)
 

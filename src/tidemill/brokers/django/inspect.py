@@ -59,7 +59,6 @@ def _listed(rows: Rows, text: str, parameters: Sequence[Any]) -> list[Record]:
 
 
 def get(rows: Rows, ids: Sequence[str]) -> list[Record | None]:
-    """The records of several jobs, in the order of the ids."""
     known = [job_id for job_id in dict.fromkeys(ids) if "\0" not in job_id]
     records = [_record(row) for row in rows.select_in(SELECT + "id IN", known)]
     found = {record.envelope.id: record for record in records}
@@ -121,12 +120,10 @@ SELECT count(*) FROM (
 
 
 def ahead(rows: Rows, job_id: str, most: int) -> int:
-    """The number of ready jobs before a ready job in its list."""
     return int(rows.execute(_AHEAD, [job_id.replace("\0", ""), most])[0][0])
 
 
 def stats(rows: Rows) -> list[QueueStats]:
-    """Every queue, by name."""
     shown: dict[str, QueueStats] = {}
     for values in rows.execute(f"SELECT {', '.join(QUEUE_COLUMNS)} FROM tidemill_queue", []):
         row = QueueStats(**dict(zip(QUEUE_COLUMNS, values, strict=True)))
@@ -151,7 +148,6 @@ def stats(rows: Rows) -> list[QueueStats]:
 
 
 def info(rows: Rows) -> dict[str, Any]:
-    """The number of jobs, and the kind of database."""
     [(count,)] = rows.execute("SELECT count(*) FROM tidemill_job")
     return {"jobs": count, "vendor": rows.dialect.vendor}
 
@@ -164,5 +160,4 @@ _ORDER = {
 
 
 def head(rows: Rows, queue: str, state: State, count: int) -> list[Record]:
-    """The first jobs of a state, in order."""
     return _listed(rows, f"queue = %s AND {_ORDER[state]} LIMIT %s", [queue, count])

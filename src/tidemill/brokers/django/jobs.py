@@ -265,7 +265,6 @@ class StoredJobs(Jobs):
         self._missing.discard(job_id)
 
     def leave(self, job_id: str) -> None:
-        """Remove a deleted job."""
         stored = self._stored.pop(job_id)
         self._missing.add(job_id)
         if stored.before is not None:
@@ -305,7 +304,6 @@ class StoredJobs(Jobs):
     # -- writing ----------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write all changes."""
         self._delete()
         new: list[Any] = []
         changed: list[Any] = []

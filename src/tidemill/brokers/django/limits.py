@@ -35,7 +35,6 @@ class Limits(dict[str, Limit]):
         self._before: dict[str, bytes] = {}
 
     def load(self, name: str, raw: bytes) -> None:
-        """Add the limit that a row stores."""
         settings = _settings.decode(raw)
         limit = self[name] = Limit()
         limit.terms, limit.declared = settings.terms, settings.declared
@@ -43,7 +42,6 @@ class Limits(dict[str, Limit]):
         self._before[name] = raw
 
     def flush(self) -> None:
-        """Write the changed limits."""
         rows = []
         for name, limit in self.items():
             raw = _encode(_Settings(limit.terms, limit.declared, limit.by_hand, limit.limiter))
@@ -64,7 +62,6 @@ class Partitions(dict[tuple[str, str], Partition]):
         self._all = False
 
     def need(self, places: Iterable[tuple[str, str]]) -> None:
-        """Read the rows of these partitions."""
         new = [place for place in dict.fromkeys(places) if place not in self._looked]
         if not new or self._all:
             return

@@ -55,8 +55,6 @@ def _row(found: Sequence[Any], now: float) -> Row:
 
 
 class AttachedOwner(shared.ConnectedOwner):
-    """An owner attached in this process."""
-
     def __init__(self, store: Store, owner: Owner, number: int) -> None:
         super().__init__(owner, number)
         self._store = store
@@ -117,7 +115,6 @@ class Owners(shared.Owners[AttachedOwner]):
         super().__init__(Liveness(os.path.join(store.folder(), "owners")))
 
     def listed(self) -> list[Owner]:
-        """All owners."""
         return [row.owner for row in self._rows()]
 
     def _rows(self) -> list[Row]:

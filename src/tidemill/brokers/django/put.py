@@ -147,6 +147,5 @@ def put_again(jobs: StoredJobs, envelopes: Sequence[Envelope]) -> list[Put] | No
 
 
 def forget_nonces(jobs: StoredJobs) -> None:
-    """Forget old answers."""
     text = "DELETE FROM tidemill_history WHERE kind = %s AND at <= %s"
     jobs.rows.send(text, [_NONCE, int(jobs.now)])

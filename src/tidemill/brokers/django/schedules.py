@@ -109,14 +109,12 @@ def _schedule(row: Sequence[Any]) -> Schedule:
 
 
 def read(rows: Rows, names: Sequence[str]) -> list[Schedule | None]:
-    """The records of these names."""
     known = [name for name in names if "\0" not in name]
     found = {row[0]: _schedule(row) for row in rows.select_in(_SELECT + "name IN", known)}
     return [found.get(name) for name in names]
 
 
 def page(rows: Rows, after: str = "", limit: int = 100) -> list[Schedule]:
-    """Records by name, from the first name after ``after`` on."""
     by = 'name COLLATE "C"' if rows.dialect.vendor == "postgresql" else "name"
     found = rows.execute(f"{_SELECT}{by} > %s ORDER BY {by} LIMIT %s", [after, limit])
     return [_schedule(row) for row in found]

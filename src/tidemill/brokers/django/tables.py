@@ -108,7 +108,6 @@ class Keys(dict[str, list[str]]):
         self._before: dict[str, list[str]] = {}
 
     def need(self, keys: Iterable[str]) -> None:
-        """Read the rows of these keys."""
         new = [key for key in dict.fromkeys(keys) if key and key not in self._before]
         if not new:
             return
@@ -136,7 +135,6 @@ class Keys(dict[str, list[str]]):
         return super().setdefault(key, default)
 
     def flush(self) -> None:
-        """Write the changed keys."""
         changed = [key for key, jobs in self._before.items() if dict.get(self, key, []) != jobs]
         held = self.held.changed()
         if not changed and not held:
@@ -165,7 +163,6 @@ class HeldKeys(MutableMapping[str, tuple[float, str]]):
         self.need: Callable[[list[str]], None] = lambda _: None  # :class:`Keys` sets it
 
     def load(self, key: str, until: float, job: str) -> None:
-        """Add the key that a row stores."""
         self.known[key] = self._before[key] = until, job
 
     def __getitem__(self, key: str) -> tuple[float, str]:
@@ -272,7 +269,6 @@ class Queues(MutableMapping[str, Queue]):
         self._gone: set[str] = set()
 
     def need(self, names: Iterable[str]) -> None:
-        """Read the rows of these queues."""
         for statement in self.asking(names):
             self.load(self._rows.execute(*statement))
 
@@ -317,7 +313,6 @@ class Queues(MutableMapping[str, Queue]):
             return row
 
     def flush(self) -> None:
-        """Write the changed rows."""
         for name in self._gone:
             self._rows.send("DELETE FROM tidemill_queue WHERE name = %s", [name])
         self._gone.clear()

@@ -44,7 +44,6 @@ class Waits:
         return self._until(lambda: self._has_space(queue), timeout)
 
     def _unfinished(self, ids: Sequence[str]) -> set[str]:
-        """The jobs that have not ended."""
         known = [job_id for job_id in dict.fromkeys(ids) if "\0" not in job_id]
         text = "SELECT id FROM tidemill_job WHERE state <= 3 AND id IN"
         return self._store.read(lambda rows: {row[0] for row in rows.select_in(text, known)})

@@ -19,7 +19,6 @@ class Notes:
     """The notes of one kind in a store."""
 
     def __init__(self, store: Store, kind: str, option: str) -> None:
-        """Make the notes of a kind."""
         need(store, Feature.HISTORY, option)
         self._store = store
         self._before = f"{NOTE}{kind}\x1f"

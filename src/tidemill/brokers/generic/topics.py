@@ -23,7 +23,6 @@ _ONE, _ANY = "*", "#"
 
 
 def check_topic(topic: object) -> str:
-    """Check the topic of a publish."""
     name = check_name("topic", topic)
     if _ONE in name or _ANY in name:
         raise InvalidOption(
@@ -34,7 +33,6 @@ def check_topic(topic: object) -> str:
 
 
 def check_pattern(pattern: object) -> str:
-    """Check the pattern of a binding."""
     name = check_name("pattern", pattern)
     _check_words("pattern", name)
     for word in name.split("."):

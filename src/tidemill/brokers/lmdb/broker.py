@@ -94,8 +94,6 @@ def acted(method: Call[P, R], act: Callable[..., R], *, deletes: bool = False) -
 
 
 class LmdbBroker(StoreCalls):
-    """A broker in an LMDB environment."""
-
     features = frozenset(Feature)
     _owners: Owners
 
@@ -133,7 +131,6 @@ class LmdbBroker(StoreCalls):
 
     @property
     def boards(self) -> str:
-        """The folder for scoreboards."""
         return self._owners.boards
 
     def after_fork_child(self) -> None:

@@ -83,7 +83,6 @@ class Row:
 
     @classmethod
     def of(cls, name: str, data: bytes) -> Row:
-        """The row of a queue, as stored."""
         return cls(name, *_ROW.unpack(data))
 
     @property

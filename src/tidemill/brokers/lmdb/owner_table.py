@@ -60,14 +60,12 @@ def strike_owner(commit: Transitions, number: int) -> None:
 
 
 def send(commit: Transitions, number: int, command: Command) -> None:
-    """Leave a command for an owner."""
     key = NUMBER.pack(number) + NUMBER.pack(commit.next_number())
     commit.txn.put(key, encode(command), db=commit.t.cmd)
     commit.store.wakeups.ring_owner(number)
 
 
 def take_commands(commit: Transitions, number: int) -> list[Command]:
-    """Take the commands for an owner off the table, and return them."""
     prefix = NUMBER.pack(number)
     cursor = commit.txn.cursor(commit.t.cmd)
     commands = []
@@ -109,7 +107,6 @@ def read_last_reply(commit: Transitions, number: int) -> LastReply:
 
 
 def keep_last_reply(commit: Transitions, number: int, last: LastReply) -> None:
-    """Store the step that an owner makes now as its last step."""
     last.at = commit.now
     commit.txn.put(_OWNERS + NUMBER.pack(number), encode(last), db=commit.t.said)
 
@@ -123,12 +120,10 @@ def note_attached(commit: Transitions, number: int, owner: Owner) -> None:
 
 
 def forget_last_reply(commit: Transitions, number: int) -> None:
-    """Forget the last step of an owner that is off the list."""
     commit.txn.delete(_OWNERS + NUMBER.pack(number), db=commit.t.said)
 
 
 def repeat(commit: Transitions, number: int, step: Step, last: LastReply) -> Reply:
-    """The reply to a repeated step."""
     if step.serial < last.serial:
         raise late(step, last.serial)
     keep_last_reply(commit, number, last)

@@ -63,7 +63,6 @@ def depart(commit: Transitions, where: str, *, seal: bool = False) -> Departure:
 
 
 def stay(commit: Transitions) -> None:
-    """Cancel the departure."""
     commit.departure = None
     commit.txn.delete(commit.store.key("departure"))
     _wake_everybody(commit)
@@ -98,7 +97,6 @@ def adopt(
     cursor: str,
     schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
-    """Adopt jobs and schedules of a departed store."""
     key = commit.store.key("from/" + departure.mark)
     data = commit.txn.get(key)
     if data is not None:

@@ -424,7 +424,6 @@ class Transitions:
             self.txn.put(self.store.key("kept"), KEPT.pack(*self._kept))
 
     def _write_rows(self) -> None:
-        """Write the rows and the sequence that have changed."""
         put, key = self.txn.put, self.store.key
         for row in self._rows.values():
             if row.dirty:
@@ -441,7 +440,6 @@ class Transitions:
         return max([owner.told, *[number for one, number in self._told if one is owner]])
 
     def committed(self) -> None:
-        """Called after the commit, before the next one can begin."""
         for owner, number in self._told:
             owner.told = number
         self.store.remember_lent(self.partitions.lent)

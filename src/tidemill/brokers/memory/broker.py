@@ -146,7 +146,6 @@ class MemoryBroker(Inspection, JobNumbers, Admin, Limits, Schedules, History, Tr
         return reply
 
     def _hand_in(self, owner: Owner, step: Step, reply: Reply) -> None:
-        """Store notes, settle and touch."""
         jobs = self._jobs
         for one in step.notes:
             note(jobs, owner.id, one)

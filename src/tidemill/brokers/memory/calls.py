@@ -35,8 +35,6 @@ class Part:
 
 
 class Admin(Part):
-    """Requests that change jobs, queues and owners."""
-
     def cancel(
         self, job_ids: Iterable[str], *, terminate: bool = False, purge: str = ""
     ) -> list[bool]:
@@ -100,8 +98,6 @@ class Admin(Part):
 
 
 class Limits(Part):
-    """Calls that set and show limits."""
-
     def set_limit(
         self, name: str, terms: LimitSettings | None, *, queue: bool = False, declared: bool = False
     ) -> None:
@@ -120,8 +116,6 @@ class Limits(Part):
 
 
 class Schedules(Part):
-    """Calls on records of schedules."""
-
     _schedules: ScheduleTable
 
     def wall(self) -> float:
@@ -145,8 +139,6 @@ class Schedules(Part):
 
 
 class Transfer(Part):
-    """Both ends of a move to another store."""
-
     _schedules: ScheduleTable
 
     def depart(self, where: str, *, seal: bool = False) -> Departure:

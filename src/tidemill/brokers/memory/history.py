@@ -19,7 +19,6 @@ def add_history(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
 
 
 def prune_history(jobs: Jobs) -> None:
-    """Delete the rows whose time is over."""
     jobs.history_pruned = jobs.wall
     for row in list(jobs.history.values()):
         if row.span in KEEP and row.at < jobs.wall - KEEP[row.span]:
@@ -37,8 +36,6 @@ def keep(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
 
 
 class History(Part):
-    """Reading and replacing rows."""
-
     def history(
         self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
     ) -> list[HistoryRow]:

@@ -59,7 +59,6 @@ def _share_of(item: Item) -> tuple[str, str] | None:
 
 
 def stats(jobs: Jobs) -> list[QueueStats]:
-    """Every queue, by name."""
     oldest: dict[str, float] = {}
     for item in sorted(jobs.items.values(), key=lambda item: item.record.seq):
         if item.record.state is State.READY:
@@ -72,8 +71,6 @@ def stats(jobs: Jobs) -> list[QueueStats]:
 
 
 class Inspection(Part):
-    """Requests that change nothing."""
-
     def get(self, job_id: str) -> Record | None:
         with self._lock:
             return get(self._jobs, job_id)

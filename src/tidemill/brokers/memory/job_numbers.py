@@ -49,8 +49,6 @@ def _in_state(jobs: Jobs, queue: str, state: State) -> list[Record]:
 
 
 class JobNumbers(Part):
-    """Calls for numbered jobs."""
-
     def numbers(self, count: int) -> int:
         with self._lock:
             self._jobs.numbered += count

@@ -62,13 +62,11 @@ class ReplyCache:
         )
 
     def answered(self, step: Step, reply: Reply) -> None:
-        """Keep the reply to a step."""
         if step.serial:
             last = self._replies[step.owner]
             last.serial, last.reply = step.serial, msgspec.structs.replace(reply)
 
     def forget(self, owner_id: str) -> None:
-        """Forget an owner that is no longer listed."""
         self._replies.pop(owner_id, None)
 
     def heard(self, owner: Owner) -> SignOfLife:

@@ -72,8 +72,6 @@ def _in_session(method: Call[P, R], run: Callable[..., R]) -> Call[P, R]:
 
 
 class PostgresBroker(StoreCalls):
-    """A broker in a PostgreSQL database."""
-
     features = frozenset(Feature) - {Feature.BACKUP}
     _owners: Owners
 
@@ -129,7 +127,6 @@ class PostgresBroker(StoreCalls):
 
     @property
     def boards(self) -> str:
-        """The folder for scoreboards."""
         return self._owners.boards
 
     # -- putting, and owners -----------------------------------------------------------------------

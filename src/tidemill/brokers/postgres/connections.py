@@ -53,7 +53,6 @@ class ServerConnection:
         self.conn: Connection | None = None
 
     def drop(self) -> None:
-        """Close the connection."""
         conn, self.conn = self.conn, None
         if conn is not None:
             conn.close()

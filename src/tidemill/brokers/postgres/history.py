@@ -35,8 +35,6 @@ def pack_history(rows: Sequence[HistoryRow]) -> bytes:
 
 
 class HistoryTable(FoldedHistory):
-    """The rows of one store."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
 
@@ -55,7 +53,6 @@ class HistoryTable(FoldedHistory):
         return sums
 
     def kinds(self) -> list[tuple[str, int]]:
-        """The kinds and spans that have rows, in order."""
         self.fold()
         return sorted((kind, span) for kind, span in self._rows("history_kinds()", []))
 

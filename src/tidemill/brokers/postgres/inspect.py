@@ -190,7 +190,6 @@ _ORDER = {
 
 
 def head(session: Session, queue: str, state: State, count: int) -> list[Record]:
-    """Return the first jobs of a queue in one state."""
     schema = session.address.schema
     table, order = f'"{schema}".{_ORDER[state][0]}', _ORDER[state][1]
     where = f"""seq IN (
@@ -214,7 +213,6 @@ _PLACE: dict[State, Callable[[Record], tuple[float, int]]] = {
 
 
 def ahead(session: Session, job_id: str, most: int) -> int:
-    """Return the number of ready jobs before a ready job in its line."""
     schema = session.address.schema
     text = f"""
         WITH one AS (
@@ -249,7 +247,6 @@ def stats(session: Session) -> list[QueueStats]:
 
 
 def info(session: Session) -> dict[str, Any]:
-    """Return facts about the store and its server."""
     schema = session.address.schema
     [(jobs, size, version, sync, commit, names, connections, most, moves_to)] = session.query(
         f'SELECT (SELECT count(*) FROM "{schema}".job), '

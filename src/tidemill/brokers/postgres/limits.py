@@ -65,7 +65,6 @@ def all_limits(session: Session) -> list[LimitStats]:
 
 
 def held(session: Session, job_id: str) -> Held | None:
-    """Return the limit of a ready job, or None."""
     _empty_inbox(session)
     shown = session.rows("held", [job_id.replace("\0", "")], "text")
     for name, key, queue, until, running, terms, broken in shown:

@@ -20,7 +20,6 @@ _FIELDS = "name, version, due, body"
 
 
 def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
-    """Return the records of these names, read at one moment."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name = ANY (%b::text[])"
     rows = session.query(text, [texts(names)])
@@ -29,7 +28,6 @@ def get(session: Session, names: Sequence[str]) -> list[Schedule | None]:
 
 
 def page(session: Session, after: str = "", limit: int = 100) -> list[Schedule]:
-    """Return records by name, from the first name after ``after`` on."""
     table = f'"{session.address.schema}".schedule'
     text = f"SELECT {_FIELDS} FROM {table} WHERE name > %s ORDER BY name LIMIT %s"
     return [Schedule(*row) for row in session.query(text, [after, limit])]

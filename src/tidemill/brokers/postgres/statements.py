@@ -309,7 +309,6 @@ class Session:
         return bool(time.monotonic() - since >= self.address.owner_lease)
 
     def close(self) -> None:
-        """Close every connection."""
         if self.wake_ups is not None:
             self.wake_ups.close()
         self.connections.close()

@@ -29,7 +29,6 @@ def depart(session: Session, where: str, *, seal: bool = False) -> Departure:
 
 
 def stay(session: Session) -> None:
-    """Cancel a departure."""
     session.call("stay", [], "", plain=True)
 
 
@@ -40,7 +39,6 @@ def adopt(
     cursor: str,
     schedules: Sequence[Schedule] = (),
 ) -> list[bool]:
-    """Adopt jobs and schedules of a departed store."""
     queues = session.known({record.envelope.queue for record in records})
     envelopes = [encode_envelope(record.envelope) for record in records]
     taken: list[bool] = session.once(

@@ -114,7 +114,6 @@ class WakeUps:
         self._back()
 
     def close(self) -> None:
-        """Stop listening."""
         self._closed = True
         thread = self._thread
         if thread is not None:

@@ -120,7 +120,6 @@ class Names(msgspec.Struct, frozen=True):
         return Place(f"{self.prefix}.queues", arguments)
 
     def timer(self, level: int) -> Place:
-        """The timer queue of a level."""
         return _timer_of(self, str(level))
 
     @property
@@ -179,7 +178,6 @@ LONGEST: Final = _FIRST * 2 ** (LEVELS - 1)  # seconds of the longest delay in o
 
 
 def level_of(seconds: float) -> int:
-    """The level for a delay."""
     if seconds < _FIRST:
         return 0
     return min(math.frexp(seconds / _FIRST)[1], LEVELS - 1)

@@ -90,7 +90,6 @@ class Writer:
         return Outgoing(self._properties(job, headers), job.encoded, home)
 
     def write_new(self, job: Envelope, delay: float, now: float = 0.0) -> Outgoing:
-        """The message of a job that was just put."""
         return self.write(Carried(job, encode_envelope(job)), delay, now)
 
     def write_failed(self, job: Carried, reason: str) -> Outgoing:

@@ -164,7 +164,6 @@ class PublishChannel:
         return list({id(batch): batch for batch, _, _ in entries}.values())
 
     def add(self, batch: Batch, items: Sequence[Outgoing]) -> None:
-        """Add messages to the end."""
         self._todo += [(batch, item, False) for item in items]
 
     def drop(self, batch: Batch) -> None:

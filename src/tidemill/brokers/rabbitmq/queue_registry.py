@@ -69,12 +69,10 @@ class Registry(ConnectionListener):
             self._thread.add(self)
 
     def unlisten(self, heard: Callable[[str], None]) -> None:
-        """Call ``heard`` no more."""
         with self._lock:
             self._listeners = [one for one in self._listeners if one != heard]
 
     def known(self) -> list[str]:
-        """All names heard so far."""
         with self._lock:
             return sorted(self._heard)
 

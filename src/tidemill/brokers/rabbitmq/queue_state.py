@@ -39,8 +39,6 @@ class Stage(enum.Enum):
 
 
 class Consumer:
-    """A consumer."""
-
     __slots__ = ("in_hand", "known", "prefetch", "stage", "tag")
 
     def __init__(self, tag: str, prefetch: int, stage: Stage = Stage.BEGUN) -> None:
@@ -152,7 +150,6 @@ class QueueState:
         return len(self._holds)
 
     def add(self, hold: HeldMessage) -> None:
-        """Add a message that came."""
         self.arrivals += 1  # an answer that is under way is out of date
         self.empty = self.asking = self.late = False
         self._holds.append(hold)

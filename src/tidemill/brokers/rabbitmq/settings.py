@@ -25,8 +25,6 @@ _PREFIX = re.compile(r"[\w:-]{1,20}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in a URL."""
-
     hosts: tuple[tuple[str, int], ...]  # nodes of one cluster, tried in turn
     user: str
     password: str
@@ -69,7 +67,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of a connection."""
         tls = self.tls or {}
         files = " ".join(path for name, path in sorted(tls.items()) if name != "tls_verify")
         try:

@@ -109,8 +109,6 @@ class _Queue:
 
 
 class Timekeeper:
-    """The timekeeper of one process."""
-
     def __init__(
         self,
         thread: ConnectionThread,

@@ -50,7 +50,6 @@ class WakeUp:
         return [one for one in ready if one != fd]
 
     def close(self) -> None:
-        """Wake the sleeper and close the pipe."""
         with self._lock:
             self._pipe.wake()  # poll does not notice a closed descriptor
             self._closed = True

@@ -62,8 +62,6 @@ def open_url(url: Url) -> RedisBroker:
 
 
 class RedisBroker(StoreCalls):
-    """A broker on a Redis server."""
-
     features = frozenset(Feature) - {Feature.TRANSACTIONS, Feature.BACKUP}
     _owners: Owners
 

@@ -275,7 +275,6 @@ class ServerConnections:
         self._spares = Spares(self.new_connection)
 
     def new_connection(self, read_timeout: float | None = None) -> ServerConnection:
-        """Make a connection for a caller that keeps it."""
         timeout = self._longest if read_timeout is None else read_timeout
         return ServerConnection(self.server, timeout, f"{self._id}-{next(self._numbers)}")
 

@@ -19,7 +19,6 @@ _NO_AOF = (
 
 
 def read_info(text: bytes) -> dict[str, str]:
-    """Parse the answer to INFO."""
     pairs = (line.split(":", 1) for line in text.decode(errors="replace").splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 

@@ -31,8 +31,6 @@ def pack_history(rows: Sequence[HistoryRow]) -> list[bytes]:
 
 
 class HistoryTable(FoldedHistory):
-    """The rows of one store."""
-
     def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
         self.unfolded = 0  # rows that steps of this process have added since its last fold
@@ -56,7 +54,6 @@ class HistoryTable(FoldedHistory):
         return sorted(rows, key=lambda row: (row.at, row.name))
 
     def kinds(self) -> list[tuple[str, int]]:
-        """The kinds and spans that have rows, in order."""
         self.fold()
         found = self._lines.ask(b"SMEMBERS", self._lines.key + b":kinds")
         pairs = (name.decode().partition(":") for name in found)

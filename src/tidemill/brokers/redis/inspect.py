@@ -29,8 +29,6 @@ _QUEUES_MOST = b"50"
 
 
 class Inspection:
-    """Reads one store."""
-
     def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
 
@@ -69,7 +67,6 @@ class Inspection:
         return Page(found, below)
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
-        """The first jobs of a queue in a state."""
         found: list[Record] = []
         kind, place = b"%d" % STATES.index(state), b""
         while True:
@@ -82,11 +79,9 @@ class Inspection:
                 return found
 
     def ahead(self, job_id: str, most: int) -> int:
-        """The number of ready jobs before a ready job in its line."""
         return int(self._lines.call("inspect", b"ahead", job_id.encode(), b"%d" % most))
 
     def stats(self) -> list[QueueStats]:
-        """The figures of every queue, by name."""
         found: list[QueueStats] = []
         behind = b""
         while True:

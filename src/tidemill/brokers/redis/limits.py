@@ -15,8 +15,6 @@ _PARTITIONS_MOST = b"500"  # the most partitions of a limit that one call counts
 
 
 class Ledger:
-    """Reads the limits of one store."""
-
     def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
 
@@ -41,7 +39,6 @@ class Ledger:
                 return msgspec.structs.replace(row, running=running, keys=keys)
 
     def held(self, job_id: str) -> Held | None:
-        """The limit of a ready job, or None."""
         facts = self._lines.call("inspect", b"held", job_id.encode())
         if not facts:
             return None

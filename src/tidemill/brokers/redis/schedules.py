@@ -15,8 +15,6 @@ _CHANGE = struct.Struct(">QdBId")  # version expected, due, gone, number of jobs
 
 
 class Book:
-    """Reads the schedules of one store."""
-
     def __init__(self, lines: ServerConnections) -> None:
         self._lines = lines
 
@@ -28,7 +26,6 @@ class Book:
         ]
 
     def page(self, after: str = "", limit: int = 100) -> list[Schedule]:
-        """Schedules by name, from the first name after ``after`` on."""
         found = self._lines.call("inspect", b"schedules_after", after.encode(), b"%d" % limit)
         return read_schedules(found)
 

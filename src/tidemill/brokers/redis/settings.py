@@ -121,13 +121,10 @@ def _tls(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _masked(text: str) -> str:
-    """Return a URL with its passwords masked."""
     return mask_password(re.sub(r"(sentinel_password=)[^&]*", r"\1***", text))
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The settings in a URL."""
-
     address: Address
     prefix: str
     retention: Retention

@@ -203,7 +203,6 @@ class Limiters:
             self._commit.partitions.change(name, old)
 
     def write(self) -> None:
-        """Store what has changed."""
         for key, limited in self._dirty.items():
             self._commit.txn.put(self._commit.store.key(key), encode(limited))
         self._dirty.clear()
@@ -243,7 +242,6 @@ def queue_held(limited: Limited, row: Row, now: int) -> Held:
 
 
 def queue_limit_stats(limited: Limited, row: Row, now: int) -> LimitStats:
-    """The figures of a queue's limit."""
     when = opens(limited.terms, limited.limiter, row.running, now)
     return LimitStats(
         name=row.name,
@@ -307,7 +305,6 @@ class Partitions:
 
     @property
     def any(self) -> bool:
-        """True when the commit uses any partition."""
         return bool(self._partitions)
 
     def _partition(self, name: bytes) -> Partition:
@@ -520,7 +517,6 @@ def _taken_from(stored: Stored) -> tuple[bytes, float]:
 def partitions_of(
     txn: lmdb.Transaction[bytes], tables: Tables, limit: str
 ) -> Iterator[tuple[bytes, Partition]]:
-    """The partitions of a limit, by name."""
     for name, data in rows_of(txn, tables.partition, f"{limit}\0".encode()):
         yield name, _PARTITION.decode(data)
 

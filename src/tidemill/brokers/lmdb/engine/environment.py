@@ -332,7 +332,6 @@ class Place:
         self.path = os.path.join(above, self.data)
 
     def close(self) -> None:
-        """Close the folder's descriptor."""
         self.folder.close()
 
     def prepare(self, mode: int) -> Identity:

@@ -81,9 +81,7 @@ class Quick(Protocol[R]):
         """Make the changes and return the result; None, and nothing is changed, to decline."""
         ...
 
-    def committed(self) -> None:
-        """Called after the commit, before the next one can begin."""
-        ...
+    def committed(self) -> None: ...
 
 
 class Request:
@@ -332,7 +330,6 @@ class GroupCommit:
             self.pass_on()
 
     def close(self) -> None:
-        """End the writer thread."""
         self._writer.close()
 
     def _lead(

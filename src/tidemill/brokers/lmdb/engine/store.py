@@ -157,7 +157,6 @@ class Store:
 
     @property
     def wakeups(self) -> WakeUps:
-        """The wake-ups of this store's sleepers."""
         if self._wakeups is None:
             raise TidemillError(f"the store in {self.folder} was opened to read it, not to change")
         return self._wakeups
@@ -187,7 +186,6 @@ class Store:
         self.lent.update(lent)
 
     def reading_txn(self) -> Reading:
-        """A read transaction, as a context manager."""
         return Reading(self.env, self._translated)
 
     @contextlib.contextmanager
@@ -497,7 +495,6 @@ class StoreTime:
 
 
 def _boot_id() -> str:
-    """The identity of this boot of the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -414,7 +414,6 @@ class WakeUps:
             os.close(fd)
 
     def close(self) -> None:
-        """Unmap the file, and close the descriptors."""
         for slot in list(self._writers):
             self._forget_writer(slot)
         self._map.close()

@@ -58,7 +58,6 @@ class Inspector:
         self._url = url
 
     def get(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of jobs, read in one transaction."""
         with self._store.reading_txn() as txn:
             holders = Holders(txn, self._store.tables)
             return [self._record(txn, job_id.encode(), holders) for job_id in ids]
@@ -148,7 +147,6 @@ class Inspector:
         return Page(found, finding.cursor)
 
     def head(self, queue: str, state: State, count: int) -> list[Record]:
-        """The first jobs of a queue in a state."""
         store, found = self._store, list[Record]()
         now, wall = self._time.micros()
         with store.reading_views() as (txn, views):
@@ -166,14 +164,12 @@ class Inspector:
         return found
 
     def stats(self) -> list[QueueStats]:
-        """The figures of every queue, by name."""
         with self._store.reading_txn() as txn:
             parked = self._parked(txn)
             rows = (row for row in queue_rows(self._store, txn) if row.is_listed)
             return [self._stats_of(txn, row, parked) for row in rows]
 
     def limits(self) -> list[LimitStats]:
-        """The figures of every limit, queues first."""
         store, (now, _) = self._store, self._time.micros()
         with store.reading_txn() as txn:
             has_limit = [row for row in queue_rows(store, txn) if row.has_limit]
@@ -218,7 +214,6 @@ class Inspector:
             return first_closed(each for each in (held, of_queue) if each is not None)
 
     def ahead(self, job_id: str, most: int) -> int:
-        """The number of ready jobs before a ready job in its line."""
         store = self._store
         with store.reading_txn() as txn:
             data = txn.get(job_id.encode(), db=store.tables.job) if job_id else None
@@ -270,7 +265,6 @@ class Inspector:
         return decode_envelope(Stored(b"", data).envelope).created
 
     def info(self) -> dict[str, Any]:
-        """Facts about the store."""
         env, store = self._store.env, self._store
         store.room.check_place()
         with store.reading_txn() as txn:

@@ -112,7 +112,6 @@ class Finding:
 
     @property
     def cursor(self) -> str:
-        """The cursor from which to go on."""
         return f"{_CURSOR}{self._number}:{self._at.decode()}"
 
     def _size(self, txn: Txn, state: State) -> int:

@@ -101,7 +101,6 @@ class Waits:
             return False
 
     def close(self) -> None:
-        """Give up the places to sleep."""
         spare, self._spare = self._spare, []
         if spare:
 

@@ -163,7 +163,6 @@ def _due_of(commit: Transitions, job: Envelope) -> tuple[int, int]:
 
 
 def id_taken(job: Envelope) -> DuplicateJob:
-    """The error of a put whose id another job has."""
     return DuplicateJob(f"a job with the id {job.id!r} exists already", job.id)
 
 

@@ -38,7 +38,6 @@ def _opened(name: str, data: bytes) -> Schedule:
 def read_schedules(
     store: Store, txn: lmdb.Transaction[bytes], names: Sequence[str]
 ) -> list[Schedule | None]:
-    """The records of these names."""
     found = ((name, txn.get(_key(name), db=store.tables.schedule)) for name in names)
     return [_opened(name, data) if data is not None else None for name, data in found]
 

@@ -33,7 +33,6 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> Key:
-        """Read a stored key."""
         holder, _, rest = data.partition(b"\0")
         if not holder:
             return cls(b"", until=_TIMES.unpack_from(rest)[0], over=rest[_TIMES.size :])
@@ -79,7 +78,6 @@ def find_key(commit: Transitions, name: bytes) -> Key | None:
 
 
 def put_key(commit: Transitions, name: bytes, key: Key) -> None:
-    """Store the state of a key."""
     commit.txn.put(name, key.packed, db=commit.t.key)
 
 

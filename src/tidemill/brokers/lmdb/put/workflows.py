@@ -48,7 +48,6 @@ FALL_MOST = 2000  # the most jobs that one commit counts down, which takes some 
 
 
 def links_of(stored: Stored) -> Links:
-    """The links of a stored job to other jobs."""
     if not stored.head.flags & Flag.LINKED:
         return NO_LINKS
     return envelope_of(stored).links or NO_LINKS
@@ -112,7 +111,6 @@ def _counts(commit: Transitions, job_id: bytes) -> tuple[int, int]:
 
 
 def put_counts(commit: Transitions, job_id: bytes, pending: int, failures: int) -> None:
-    """Store the counts of a job's parents."""
     commit.txn.put(job_id, _COUNTS.pack(pending, failures), db=commit.t.wait)
 
 

@@ -159,7 +159,6 @@ class ConsumerChannel(ConnectionListener):
     # -- from any thread ------------------------------------------------------------------------
 
     def ack(self, tag: int, era: int) -> None:
-        """Acknowledge a message."""
         self._answer(self._acks, tag, era)
 
     def nack(self, tag: int, era: int) -> None:
