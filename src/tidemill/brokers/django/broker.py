@@ -104,11 +104,7 @@ def _shown_limits(jobs: StoredJobs) -> list[LimitStats]:
 
 
 class DjangoBroker(StoreCalls):
-    features = frozenset(Feature) - {
-        Feature.BACKUP,
-        Feature.NAMED,
-        Feature.REMOTE_OWNERS,
-    }
+    features = frozenset(Feature) - {Feature.BACKUP, Feature.NAMED, Feature.REMOTE_OWNERS}
 
     _owners: Owners
 

@@ -38,12 +38,7 @@ def poll(fds: Sequence[int], timeout: float) -> list[int]:
 class OwnerLoop:
     """One owner and its store. One thread makes the turns; any thread may call :meth:`wake`."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        owner: Owner,
-        poll: Sleep = poll,
-    ) -> None:
+    def __init__(self, broker: Broker, owner: Owner, poll: Sleep = poll) -> None:
         self.asleep = False
         self._broker = broker
         self._owner = owner

@@ -159,12 +159,7 @@ def _call(
 
 
 def _go_on(
-    session: Session,
-    attached: AttachedOwner,
-    step: Step,
-    answer: _Answer,
-    reply: Reply,
-    told: int,
+    session: Session, attached: AttachedOwner, step: Step, answer: _Answer, reply: Reply, told: int
 ) -> None:
     """Update the owner after its step, and add schedules and commands to the reply."""
     attached.turned(answer.turn)

@@ -196,10 +196,7 @@ def head(session: Session, queue: str, state: State, count: int) -> list[Record]
         SELECT x.seq FROM {table} AS x JOIN "{schema}".job AS j USING (seq)
         WHERE j.line / 4 = (SELECT number FROM "{schema}".queue WHERE name = %s)
           AND {{}} ORDER BY {order.format("x")} LIMIT %s)"""
-    condition = {
-        State.SCHEDULED: "NOT x.waiting",
-        State.FAILED: "x.state = 5",
-    }.get(state, "true")
+    condition = {State.SCHEDULED: "NOT x.waiting", State.FAILED: "x.state = 5"}.get(state, "true")
     text = _select(session, listed=True) + where.format(condition)
     records = [_Row(*row).record(listed=True) for row in session.query(text, [queue, count])]
     return sorted((r for r in records if r.state is state), key=_PLACE[state])

@@ -67,12 +67,7 @@ def pack_jobs(
         {"n": n, **{k: v for k, v in zip(_FIELDS, row, strict=True) if v is not None}}
         for row, n in known.items()
     ]
-    return (
-        texts([job.id for job in jobs]),
-        blobs(envelopes),
-        ints(shape),
-        json(shapes),
-    )
+    return (texts([job.id for job in jobs]), blobs(envelopes), ints(shape), json(shapes))
 
 
 def backoff_of(job: Envelope) -> tuple[float, ...] | None:

@@ -99,9 +99,7 @@ def check(conn: psycopg.Connection, schema: str, where: str) -> Installed:
 
 
 def migrate(
-    conn: psycopg.Connection,
-    schema: str,
-    migrations: Sequence[str] | None = None,
+    conn: psycopg.Connection, schema: str, migrations: Sequence[str] | None = None
 ) -> tuple[int, int]:
     """Bring a schema to this version; return the versions before and after.
 

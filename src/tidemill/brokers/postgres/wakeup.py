@@ -29,11 +29,7 @@ class WakeUps:
     """The listening connection of one broker in one process, and its thread."""
 
     def __init__(
-        self,
-        address: Address,
-        table: int,
-        heard: Callable[[str], None],
-        back: Callable[[], None],
+        self, address: Address, table: int, heard: Callable[[str], None], back: Callable[[], None]
     ) -> None:
         self._address = address
         self._table = table  # the oid of table "owner": all processes of the store listen to it

@@ -127,9 +127,7 @@ class Registry(ConnectionListener):
         channel.add_on_close_callback(again)
         channel.basic_qos(prefetch_count=_CREDIT)
         channel.basic_consume(
-            self._names.registry.name,
-            self._on_name,
-            arguments={"x-stream-offset": "first"},
+            self._names.registry.name, self._on_name, arguments={"x-stream-offset": "first"}
         )
 
     def _on_name(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:

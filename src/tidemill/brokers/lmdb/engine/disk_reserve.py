@@ -41,12 +41,7 @@ _BELIEVED, _DOUBTED = 0.25, 0.05  # seconds that a look stays valid: with room, 
 class DiskReserve:
     """The room that one store may still take up."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        tables: Tables,
-        prefix: str,
-    ) -> None:
+    def __init__(self, environment: Environment, tables: Tables, prefix: str) -> None:
         self._folder = environment.folder
         self._env = environment.env
         self._lock = environment.write_lock

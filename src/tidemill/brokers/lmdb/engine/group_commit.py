@@ -225,10 +225,7 @@ class GroupCommit:
             self.pass_on()
 
     def _take_part(
-        self,
-        make: Callable[[lmdb.Transaction[bytes]], Context],
-        request: Request,
-        patience: float,
+        self, make: Callable[[lmdb.Transaction[bytes]], Context], request: Request, patience: float
     ) -> None:
         self.pending.append(request)
         self._delay.arrived(len(self.pending))

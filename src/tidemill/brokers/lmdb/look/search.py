@@ -128,10 +128,7 @@ class Finding:
             State.SCHEDULED: self._t.due,
             State.WAITING: self._t.key,
         }[state]
-        beside = {
-            State.WAITING: [self._t.wait],
-            State.READY: [self._t.park],
-        }
+        beside = {State.WAITING: [self._t.wait], State.READY: [self._t.park]}
         more = sum(txn.stat(each)["entries"] for each in beside.get(state, ()))
         return txn.stat(table)["entries"] + more
 
