@@ -113,12 +113,13 @@ class _Server:
     async def run(self) -> int:
         """Open all parts, serve, and close them; return the exit code."""
         settings = self._settings
-        self.beanstalk = BeanstalkListener(self._mill, settings) if settings.beanstalk else None
+        beanstalk = BeanstalkListener(self._mill, settings) if settings.beanstalk else None
+        self._parts = [part for part in (beanstalk, self._embedded_worker) if part is not None]
         backend = Backend(self._mill, settings)
         try:
             await backend.open()
-            if self.beanstalk is not None:
-                await self.beanstalk.open()
+            if beanstalk is not None:
+                await beanstalk.open()
             access_log = None
             if settings.access_log:
                 form = {"as_json": settings.log_json, "steps": settings.log_steps}
@@ -130,11 +131,11 @@ class _Server:
             if access_log is not None:
                 access_log.flush()
         finally:
-            if self.beanstalk is not None:
-                await self.beanstalk.close(settings.shutdown_timeout)
+            if beanstalk is not None:
+                await beanstalk.close(settings.shutdown_timeout)
             await backend.close()
             if self._embedded_worker is not None:
-                self._embedded_worker.stop()
+                self._embedded_worker.end()
                 self._code = self._code or await self._embedded_worker.ended()
         return self._code
 
@@ -194,17 +195,13 @@ class _Server:
             self.uvicorn.force_exit = True
             for connection in list(self.uvicorn.server_state.connections):
                 connection.transport.abort()
-            if self.beanstalk is not None:
-                self.beanstalk.abort()
-            if self._embedded_worker is not None:
-                self._embedded_worker.stop_now()
+            for part in self._parts:
+                part.abort()
 
     def _stop(self) -> None:
         self.backend.stop()
-        if self.beanstalk is not None:
-            self.beanstalk.end()
-        if self._embedded_worker is not None:
-            self._embedded_worker.stop()
+        for part in self._parts:
+            part.end()
         self.uvicorn.end()
 
 
@@ -349,7 +346,7 @@ class EmbeddedWorker:
                 start_new_session=True,  # the server forwards a Ctrl-C
             )
             if self._stopping:
-                self.stop_now()  # stop() was called before the process existed
+                self.abort()  # end() was called before the process existed
             code = await self._process.wait()
             if self._stopping:
                 return code
@@ -362,14 +359,14 @@ class EmbeddedWorker:
                 return CLEAN
             pause = min(2 * pause, LONGEST)
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Tell the worker to finish its running jobs; further calls do nothing."""
         if not self._stopping:
             self._stopping = True
-            self.stop_now()
+            self.abort()
 
-    def stop_now(self) -> None:
-        """Signal the worker; after :meth:`stop` it stops at once."""
+    def abort(self) -> None:
+        """Signal the worker; after :meth:`end` it stops at once."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
 

@@ -122,14 +122,15 @@ def find_some(
     while True:
         count = min(limit - len(records), AT_ONCE)
         page = find(what, count, cursor)
-        fit = _how_many_fit(page.records, left)
+        sizes = [size_of_record(record) for record in page.records]
+        fit = sum(total <= left for total in itertools.accumulate(sizes))
         if fit < len(page.records):
             if fit or not records:
                 page = find(what, max(fit, 1), cursor)  # read fewer jobs, to get the right cursor
                 records, cursor = records + page.records, page.cursor
             return Page(records, cursor)
         records += page.records
-        left -= sum(map(size_of_record, page.records))
+        left -= sum(sizes)
         cursor = page.cursor
         if not cursor or len(page.records) < count or len(records) >= limit:
             return Page(records, cursor)
@@ -142,14 +143,6 @@ def find_with_bodies(store: Store, what: Filter, limit: int, cursor: str) -> Pag
         whole = store.get(record.envelope.id)
         record.envelope = whole.envelope if whole is not None else record.envelope
     return page
-
-
-def _how_many_fit(records: list[Record], left: int) -> int:
-    for n, record in enumerate(records):
-        left -= size_of_record(record)
-        if left < 0:
-            return n
-    return len(records)
 
 
 def size_of_record(record: Record) -> int:

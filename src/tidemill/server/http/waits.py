@@ -29,17 +29,18 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import itertools
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.rpc import LONGEST
 from tidemill.brokers.contract.store import Store
-from tidemill.brokers.shared.job_watch import Alarm, Ends, Watched
+from tidemill.brokers.shared.job_watch import Alarm, Watched
 from tidemill.brokers.shared.waits import Parked, Parking, Until, ready_of
 from tidemill.errors import TidemillError
 
@@ -100,10 +101,23 @@ class _Wait:
 
 
 class _Watch:
-    """The callers of one thread: for each job or queue, the longest waiting caller first."""
+    """The callers of one thread: for each job or queue, the longest waiting caller first.
 
-    def __init__(self) -> None:
+    ``look`` watches for a while, and wakes the callers for whom something has happened. ``alarm``
+    ends a look early. ``ended`` is called when nobody waits any more.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[_Watch], Awaitable[None]],
+        alarm: Alarm | None = None,
+        ended: Callable[[], object] = lambda: None,
+    ) -> None:
         self.waits: dict[str, dict[_Wait, None]] = {}
+        self.alarm = alarm
+        self.batch = FIRST_BATCH
+        self._look = look
+        self._ended = ended
         self._watching: asyncio.Task[None] | None = None
 
     def add(self, name: str, wait: _Wait) -> None:
@@ -112,7 +126,7 @@ class _Watch:
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._watch())
         elif is_new:
-            self.interrupt()
+            self._interrupt()
 
     def drop(self, name: str, wait: _Wait) -> None:
         """Wait no more; does nothing when the wait is over."""
@@ -122,27 +136,21 @@ class _Watch:
             if not waits:
                 del self.waits[name]
                 if not self.waits:
-                    self.interrupt()
+                    self._interrupt()
 
     async def _watch(self) -> None:
         try:
             while self.waits:
-                await self.look()
+                await self._look(self)
         except Exception as error:
             self._end_all(error)
         finally:
             self._watching = None
-            self.ended()
+            self._ended()
 
-    async def look(self) -> None:
-        """Watch for a while, and wake the callers for whom something has happened."""
-        raise NotImplementedError
-
-    def interrupt(self) -> None:
-        """End the current look early, if the watch can do so."""
-
-    def ended(self) -> None:
-        """Called when nobody waits any more."""
+    def _interrupt(self) -> None:
+        if self.alarm is not None:
+            self.alarm.ring()
 
     def _end_all(self, result: bool | Exception) -> None:
         for wait in [wait for waits in self.waits.values() for wait in waits]:
@@ -153,65 +161,11 @@ class _Watch:
         """End all waits, and the current look."""
         watching = self._watching
         self._end_all(False)
-        self.interrupt()
+        self._interrupt()
         if watching is not None:
             await asyncio.wait([watching])
-
-
-class _JobWatch(_Watch):
-    """The callers that wait for a part of the jobs."""
-
-    def __init__(self, ends: Ends, threads: Executor) -> None:
-        super().__init__()
-        self._ends = ends
-        self._threads = threads
-        self._alarm = Alarm()
-
-    def interrupt(self) -> None:
-        self._alarm.ring()
-
-    async def look(self) -> None:
-        self._alarm.clear()
-        loop, ids = asyncio.get_running_loop(), list(self.waits)
-        ended = await loop.run_in_executor(
-            self._threads, self._ends.ended, ids, LONGEST, self._alarm
-        )
-        for job_id in itertools.compress(ids, ended):
-            for wait in self.waits.pop(job_id, ()):
-                wait.happened()
-
-    async def close(self) -> None:
-        await super().close()
-        self._alarm.close()
-
-
-class _QueueWatch(_Watch):
-    """The callers that wait for room in one queue."""
-
-    def __init__(
-        self,
-        queue: str,
-        wait_space: Callable[[str], Awaitable[bool]],
-        forget: Callable[[str], object],
-    ) -> None:
-        super().__init__()
-        self._queue = queue
-        self._forget = forget
-        self._wait_space = wait_space
-        self._count = FIRST_BATCH
-
-    async def look(self) -> None:
-        if not await self._wait_space(self._queue):
-            self._count = FIRST_BATCH
-            return
-        for wait in list(itertools.islice(self.waits.get(self._queue, ()), self._count)):
-            self.drop(self._queue, wait)
-            wait.happened()
-        self._count *= 2
-        await asyncio.sleep(PAUSE)
-
-    def ended(self) -> None:
-        self._forget(self._queue)
+        if self.alarm is not None:
+            self.alarm.close()
 
 
 class Waits:
@@ -220,8 +174,8 @@ class Waits:
     def __init__(self, broker: Store) -> None:
         self._broker = broker
         self._ends = broker.waits if isinstance(broker, Watched) else None
-        self._jobs: dict[int, _JobWatch] = {}
-        self._queues: dict[str, _QueueWatch] = {}
+        self._jobs: dict[int, _Watch] = {}
+        self._queues: dict[str, _Watch] = {}
         self._job_threads = ThreadPoolExecutor(SHARDS, "server-ends")
         self._queue_threads = ThreadPoolExecutor(QUEUES, "server-space")
         self._closed = False
@@ -248,7 +202,8 @@ class Waits:
                 return False
             watch = self._queues.get(queue)
             if watch is None:
-                watch = _QueueWatch(queue, self._wait_space, self._queues.pop)
+                look = functools.partial(self._look_at_room, queue)
+                watch = _Watch(look, ended=functools.partial(self._queues.pop, queue))
                 self._queues[queue] = watch
         return await self._until(_Wait(), {queue: watch}, timeout)
 
@@ -264,19 +219,34 @@ class Waits:
             for name, watch in watches.items():
                 watch.drop(name, wait)
 
-    def _watch_of(self, job_id: str) -> _JobWatch:
+    def _watch_of(self, job_id: str) -> _Watch:
         number = zlib.crc32(job_id.encode("utf-8", "surrogatepass")) % SHARDS
-        watch = self._jobs.get(number)
-        if watch is None:
-            assert self._ends is not None
-            watch = self._jobs[number] = _JobWatch(self._ends, self._job_threads)
-        return watch
+        if number not in self._jobs:
+            alarm = Alarm()
+            self._jobs[number] = _Watch(functools.partial(self._look_at_jobs, alarm), alarm)
+        return self._jobs[number]
 
-    async def _wait_space(self, queue: str) -> bool:
+    async def _look_at_jobs(self, alarm: Alarm, watch: _Watch) -> None:
+        assert self._ends is not None
+        alarm.clear()
+        loop, ids = asyncio.get_running_loop(), list(watch.waits)
+        look = functools.partial(self._ends.ended, ids, LONGEST, alarm)
+        for job_id in itertools.compress(ids, await loop.run_in_executor(self._job_threads, look)):
+            for wait in watch.waits.pop(job_id, ()):
+                wait.happened()
+
+    async def _look_at_room(self, queue: str, watch: _Watch) -> None:
         """Look at a queue in a thread, until it has room or another queue has its turn."""
         seconds = LONG_LOOK if len(self._queues) <= QUEUES else SHORT_LOOK
         loop, ask = asyncio.get_running_loop(), self._broker.wait_space
-        return await loop.run_in_executor(self._queue_threads, ask, queue, seconds)
+        if not await loop.run_in_executor(self._queue_threads, ask, queue, seconds):
+            watch.batch = FIRST_BATCH
+            return
+        for wait in list(itertools.islice(watch.waits.get(queue, ()), watch.batch)):
+            watch.drop(queue, wait)
+            wait.happened()
+        watch.batch *= 2
+        await asyncio.sleep(PAUSE)
 
     async def close(self) -> None:
         """End all waits as if their time were over."""
