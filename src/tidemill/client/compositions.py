@@ -124,12 +124,7 @@ def _member_result(
 
 
 def result_of(end: Input, *, lenient: bool, keys: Sequence[bytes]) -> Any:
-    """The result of a finished job; with ``lenient`` None for a job that did not succeed.
-
-    Raises:
-        Fail: the job did not succeed, or is no longer kept.
-        BadSignature: there are keys, and none of them signed the result.
-    """
+    """The result of a finished job; with ``lenient`` None for a job without success."""
     if end.state == State.SUCCEEDED:
         if keys:
             verify_result(end.id, end.result, keys)
@@ -149,10 +144,7 @@ _PARTS = re.compile(rf"(\.(\d{{4}}|\d{{7}}|on_[a-z]+\d*|{MEMBER_COUNT}))+")
 
 
 def cancel_all(runtime: Runtime, whole_id: str, terminate: bool) -> int:
-    """Cancel the jobs of a chain or a group, and return how many were cancelled.
-
-    Hooks, and the jobs that stand for groups, are not cancelled: a group ends with its members.
-    """
+    """Cancel the jobs of a whole; return how many. Hooks stay, groups end by themselves."""
     cancelled = 0
     for records in pages_of_parts(runtime, whole_id):
         ids = [
@@ -230,10 +222,7 @@ def alter_jobs(
 def delete_jobs(
     runtime: Runtime, ids: Iterable[str], *, may: Callable[[str], bool] = _any
 ) -> list[bool]:
-    """Delete jobs; False for each that is missing. Wholes as in :func:`cancel_jobs`.
-
-    A delete that was interrupted may have left the parts of a whole; the same call deletes them.
-    """
+    """Delete jobs; False for each that is missing. Wholes, too, or parts left of them."""
 
     def delete_whole(whole_id: str, _: Record | None) -> bool:
         return delete_all(runtime, whole_id)
@@ -488,10 +477,7 @@ def pages_of_parts(
 def lies_in(
     runtime: Runtime, whole_id: str, queues: Collection[str], *, hooks: bool = False
 ) -> bool:
-    """True when all jobs of a chain or group lie in these queues; with ``hooks`` its hooks, too.
-
-    False for a group without jobs.
-    """
+    """True when a whole has jobs, and all in these queues; ``hooks``: its hooks, too."""
     found = {
         record.envelope.queue
         for page in pages_of_parts(runtime, whole_id)
@@ -525,10 +511,7 @@ _FLOW_JOBS = 500  # the most jobs of a flow that :func:`jobs_before` reads
 
 
 def cause_of(store: JobStore, record: Record) -> Record | None:
-    """The job whose end made this job end, directly or through jobs in between.
-
-    None when the job ended by itself, or when the store no longer has the other job.
-    """
+    """The job whose end made this job end, perhaps through others; None if unknown."""
     found = None
     while was_dropped(record):
         ended = _members_of(store, record) + [r for r in parents_of(store, record) if _failed(r)]

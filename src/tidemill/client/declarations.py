@@ -103,11 +103,7 @@ class Declarations:
         ]
 
     def read(self, tasks: Iterable[str]) -> None:
-        """Read the declarations of these tasks, in one call of the store.
-
-        An event loop calls this in a thread. So this call also reads the names that an error may
-        suggest.
-        """
+        """Read declarations in one call of the store, and the names that an error may suggest."""
         if names := list(tasks):
             found = self._read(names)
             if any(declared.options is None for declared in found.values()):

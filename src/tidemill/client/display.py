@@ -29,10 +29,7 @@ _LEFT = 'style="text-align:left"'
 
 
 def html_table(handle: object, read: Callable[[], dict[str, str]]) -> str:
-    """The facts of a handle as a table without empty rows.
-
-    Showing a handle never raises: when the store cannot be read, it is the text of the handle.
-    """
+    """The facts of a handle as a table; its text when the store cannot be read."""
     import html
 
     try:

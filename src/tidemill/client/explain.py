@@ -83,10 +83,7 @@ class Wait(NamedTuple):
 
 
 def why_ready(broker: Store, record: Record, row: QueueStats, workers: int) -> Wait:
-    """Why a ready job waits; ``row`` is its queue, ``workers`` the number of the queue's workers.
-
-    The text has no value that the record lacks (:meth:`Record.without_values`).
-    """
+    """Why a ready job waits; ``row`` is its queue. No hidden values, as in ``explain_in``."""
     envelope, queue = record.envelope, record.envelope.queue
     text = _ready(record, row.paused, workers)
     if row.paused:
@@ -122,10 +119,7 @@ def serving(owners: Iterable[Owner], queue: str) -> list[Owner]:
 
 
 def no_worker(runtime: Runtime, record: Record) -> str:
-    """That no worker serves the queue of an unfinished job, and how to start one.
-
-    Empty if a worker serves the queue, if the job runs, or if the store does not answer.
-    """
+    """That no worker serves the queue of an unfinished job, and how to start one; or empty."""
     broker, envelope = runtime.broker, record.envelope
     if envelope.is_message or envelope.task == GROUP or record.state is State.RUNNING:
         return ""
@@ -407,10 +401,7 @@ def with_interrupted_runs(record: Record) -> Record:
 
 
 def attempt_text(record: Record, run: int, number: int) -> str:
-    """An attempt in words: ``attempt 1 of 4``, or ``run 2, attempt 1 of 4`` after a retry by hand.
-
-    ``number`` is 0 for an interrupted run.
-    """
+    """An attempt in words: ``run 2, attempt 1 of 4``. An interrupted run has number 0."""
     if not number:
         return f"{f'run {run}, ' if run > 1 else ''}counts no attempt"
     most = f" of {record.max_attempts}" if record.max_attempts else ""

@@ -18,10 +18,7 @@ KEPT_BYTES = 64 << 20
 
 
 class InlineJobs:
-    """The calls of a broker that job handles use, for jobs that have run in the caller.
-
-    All jobs here have ended. So no job can be cancelled, and no wait takes time.
-    """
+    """The jobs that have run in the caller, with the calls of a broker that handles use."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}  # in the order in which the jobs ended

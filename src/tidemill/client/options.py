@@ -185,11 +185,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     given: Mapping[str, Any] | None = None
 
     def changed(self, what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> Options:
-        """Check the user's options and return a copy with them.
-
-        Raises:
-            InvalidOption: an option is unknown or has an unusable value.
-        """
+        """Check the user's options, and return a copy with them."""
         rule = check_retry_rule(given.get("retries"))
         if "expects" not in known:
             _refuse_in_calls(rule, given)

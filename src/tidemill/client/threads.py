@@ -48,10 +48,7 @@ class Threads:
         self._over = False
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Make the call in a thread and return its value.
-
-        A call that still waits for a thread can be cancelled.
-        """
+        """Make the call in a thread; a call that still waits for a thread can be cancelled."""
         return await self.begin(function, *args)
 
     async def in_transaction(self, txn: Any, put: Callable[[], T]) -> T:

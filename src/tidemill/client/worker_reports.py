@@ -63,15 +63,7 @@ def question_of(command: str) -> Question | None:
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """The answer of one worker process.
-
-    Attributes:
-        question: the id of the question.
-        pid: the process.
-        stacks: the stacks of its threads as text, for a dump.
-        profile: collapsed stacks with their samples, for a profile.
-        samples: the number of samples of a profile.
-    """
+    """The answer of one process: its stacks as text, or a profile of collapsed stacks."""
 
     question: str
     pid: int = 0
@@ -108,10 +100,7 @@ def encode_report(report: Report) -> bytes:
 
 
 def find_worker(broker: Store, name: str = "") -> Owner:
-    """Find a worker by its name or id, or by the beginning of its name or id.
-
-    Without a ``name``, find the only worker.
-    """
+    """Find a worker by the beginning of its name or id; the only one without a ``name``."""
     workers = [owner for owner in broker.owners() if owner.kind == "worker"]
     if not workers:
         raise InvalidOption("no worker is alive; start one: tidemill worker MODULE:VAR")
@@ -131,19 +120,7 @@ def find_worker(broker: Store, name: str = "") -> Owner:
 def ask_worker(
     broker: Store, worker: Owner, verb: str, seconds: float = 0.0, hertz: float = 0.0
 ) -> Report:
-    """Ask a worker for a report, and wait for it.
-
-    Args:
-        broker: the store of the worker.
-        worker: the worker.
-        verb: ``dump`` or ``profile``.
-        seconds: the length of a profile.
-        hertz: the samples per second of a profile.
-
-    Raises:
-        FeatureMissing: the broker cannot bring the answer.
-        TidemillError: the worker has ended, or does not answer.
-    """
+    """Ask a worker for a ``dump``, or a ``profile`` of some seconds; wait for its report."""
     notes = Notes(broker, KIND, f"the command {verb}")
     question = Question(verb, new_id(), seconds, hertz)
     if not broker.command(worker.id, question.command):

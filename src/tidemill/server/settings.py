@@ -66,11 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(settings: Settings) -> Settings:
-    """Refuse settings that are unsafe or contradict each other.
-
-    Raises:
-        InvalidOption: a setting is refused; the message names the remedy.
-    """
+    """Refuse settings that are unsafe or contradict each other; the error names the remedy."""
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise InvalidOption("--tls-cert and --tls-key go together; give both")
     if settings.max_memory < settings.max_request:

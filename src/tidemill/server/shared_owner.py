@@ -188,10 +188,7 @@ class SharedOwner:
         commit: PendingCommit | None = None,
         notes: Sequence[Note] = (),
     ) -> bool:
-        """Restart the ttr of a job, or set a new ttr; False when its lease was lost.
-
-        ``notes`` are the job's progress and log lines.
-        """
+        """Restart a job's ttr, or set it anew, and store notes; False when the lease was lost."""
         answer: asyncio.Future[bool] = self._loop.create_future()
         self._dispatcher.send(PendingVerdict(None, (token, seconds), answer, commit, notes))
         return await answer

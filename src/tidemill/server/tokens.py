@@ -108,11 +108,7 @@ def _parse(data: bytes, path: str | Path) -> list[Token]:
 def create(
     path: str | Path, name: str, role: Role, expires: float = 0.0, queues: Sequence[str] = ()
 ) -> str:
-    """Add a token to the file, which is created if it is missing; return the token.
-
-    Raises:
-        InvalidOption: a token has this name already.
-    """
+    """Add a token to the file, which is created if it is missing; return the token."""
     check_name("name of a token", name)
     secret = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
     added = Token(

@@ -61,10 +61,7 @@ def size_of(lease: Lease) -> int:
 
 
 class BatchSize:
-    """The number of jobs to lease at a time, from the sizes of the latest jobs.
-
-    The number starts at the minimum with ``few``, else at the maximum.
-    """
+    """The number of jobs to lease at a time, by the sizes of the latest; it may begin ``few``."""
 
     def __init__(self, *, few: bool) -> None:
         self.count = MIN_BATCH if few else MAX_BATCH

@@ -257,13 +257,7 @@ class BeanstalkListener:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen.
-
-        Raises:
-            InvalidOption: the address cannot be used.
-            FeatureMissing: the store cannot lease jobs by their ids.
-            BrokerUnavailable: the store cannot be reached.
-        """
+        """Attach the owner of all clients, and listen."""
         loop, settings = asyncio.get_running_loop(), self._settings
         await asyncio.to_thread(lambda: self._mill.broker)
         tasks, most = settings.beanstalk_tasks, settings.beanstalk_max_job

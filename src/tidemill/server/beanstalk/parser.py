@@ -70,11 +70,7 @@ class Command(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Input that is refused, and the reply to it.
-
-    With ``verb`` the input counts as this command. With ``produces`` the client counts as a
-    producer.
-    """
+    """Refused input and its reply; it counts as ``verb``, if ``produces`` by a producer."""
 
     reply: bytes
     verb: str = ""

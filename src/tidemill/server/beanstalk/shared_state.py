@@ -191,11 +191,7 @@ class Reservation(msgspec.Struct, gc=False):
 
 
 class Client:
-    """The state of one connection.
-
-    ``interrupt`` ends a wait, so that the client asks for a job again; ``hang_up`` closes the
-    connection at once.
-    """
+    """One connection. ``interrupt`` ends a wait; ``hang_up`` closes the connection at once."""
 
     def __init__(
         self, tubes: Tubes, timed_out: Callable[[Reservation], None], hang_up: Callable[[], None]

@@ -22,10 +22,7 @@ _CHALLENGE = {"www-authenticate": 'Bearer realm="tidemill"'}
 
 
 class Client(NamedTuple):
-    """The sender of a request, with the name and role of its token.
-
-    On a server without tokens all clients have one role.
-    """
+    """The sender of a request. On a server without tokens all clients have one role."""
 
     name: str
     role: Role

@@ -38,12 +38,7 @@ class SizedExchanges:
         self._batches: OrderedDict[str, BatchSize] = OrderedDict()
 
     def exchange(self, step: Step) -> Reply:
-        """One exchange, with as many leases as fit into an answer.
-
-        Raises:
-            TidemillError: the exchange failed, or jobs that do not fit could not be given back.
-                The owner then repeats the step, and gets its leases once more.
-        """
+        """One exchange, with as many leases as fit into an answer; others are given back."""
         want = step.want
         if want is None or not want.count:
             return self._broker.exchange(step)
@@ -86,10 +81,7 @@ def how_many_fit(sizes: Sequence[int]) -> int:
 def records_that_fit(
     ids: Sequence[str], read: Callable[[Sequence[str]], list[Record | None]]
 ) -> tuple[list[str], bytes]:
-    """The ids of unfinished jobs, and the encoded records of the first jobs, as many as fit.
-
-    Records are read a few at a time, since all of them may need more memory than there is.
-    """
+    """The ids of unfinished jobs, and the first records, encoded, as many as fit."""
     unfinished: list[str] = []
     parts: list[bytes] = []
     left, at, count = ANSWER_BYTES, 0, MIN_BATCH

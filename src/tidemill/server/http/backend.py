@@ -291,11 +291,7 @@ class Backend:
         return self._waits
 
     async def poll(self, exchange: Exchange, work: Coroutine[Any, Any, T], late: T) -> T:
-        """The result of work that waits; ``late`` when the server ends first.
-
-        Raises:
-            ClientGone: the client went away; the work was cancelled.
-        """
+        """The result of work that waits; ``late`` when the server ends first."""
         working = asyncio.ensure_future(work)
         try:
             await until_first(asyncio.shield(exchange.leaving()), self.stopping, working)
@@ -310,11 +306,7 @@ class Backend:
             working.cancel()
 
     async def await_end(self, job: Job[Any], seconds: float) -> None:
-        """Wait until a job has ended.
-
-        Raises:
-            ResultTimeout: the job has not ended in time; JobNotFound: there is no such job.
-        """
+        """Wait until a job has ended; ResultTimeout if it has not ended in time."""
         if not self.waits.can_watch:
             await job.await_end(seconds)
             return

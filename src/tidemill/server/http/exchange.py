@@ -95,10 +95,7 @@ class Exchange:
         return client[0] if client else "-"
 
     def hold(self, size: int, *, check: bool = True) -> None:
-        """Use at least ``size`` bytes of the budget, until :meth:`release`.
-
-        Without ``check`` the budget may be exceeded: a finished call must be answered.
-        """
+        """Use ``size`` bytes of the budget until :meth:`release`; finished calls are not checked."""
         budget, more = self._budget, max(0, size - self._held)
         if check and budget.held + more > budget.most:
             raise Problem(
@@ -252,10 +249,7 @@ async def client_gone(receive: Receive) -> None:
 
 
 def require(scope: Scope, role: Role, *, whole: bool = True) -> Exchange:
-    """The exchange of a request whose client has the role.
-
-    With ``whole`` a token for some queues is refused, since the route concerns the whole store.
-    """
+    """The exchange of a client with the role; ``whole`` refuses tokens for some queues."""
     exchange: Exchange = scope["tidemill.exchange"]
     if exchange.role < role:
         client = (

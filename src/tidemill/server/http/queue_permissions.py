@@ -53,10 +53,7 @@ def check_put(
 async def check_path(
     backend: Backend, exchange: Exchange, names: Sequence[str], values: Sequence[str], known: bool
 ) -> None:
-    """Check the queue or the job in a path. A path without queue, job and receipt is refused.
-
-    With ``known`` the endpoint itself checks the queues in its body.
-    """
+    """Check the queue or job in a path. ``known``: the endpoint checks its body."""
     for name, value in zip(names, values, strict=True):
         if name == "queue":
             check_queues(exchange, [value])

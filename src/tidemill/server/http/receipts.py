@@ -64,10 +64,7 @@ def is_server_owner(owner_id: str) -> bool:
 def receipt_of(
     owner: str, token: int, job_id: str = "", *, once: bool = False, hands_on: bool = False
 ) -> str:
-    """The receipt of a lease. ``once``: its message had ttr 0 and is acknowledged already.
-
-    ``hands_on``: other jobs wait for the result of its task.
-    """
+    """The receipt of a lease. ``once``: acknowledged already. ``hands_on``: others wait."""
     if job_id:
         job_id = "." + base64.urlsafe_b64encode(job_id.encode()).decode().rstrip("=")
         job_id += _NEXT if hands_on else ""

@@ -26,10 +26,7 @@ _NO_FIELD = re.compile(r"object contains unknown field (.*)$", re.DOTALL)
 
 
 def validation_message(error: Exception, shape: Any = None) -> str:
-    """The message for invalid input, with the name of the field in front.
-
-    ``shape`` is the struct that describes valid input.
-    """
+    """The message for invalid input, with its field; ``shape`` is its struct."""
     found = _PLACE.match(str(error))
     text = found[1] if found else str(error)
     text = text.replace("`", "")

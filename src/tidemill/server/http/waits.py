@@ -62,10 +62,7 @@ async def until_first(
     work: asyncio.Future[Any] | None = None,
     timeout: float | None = None,
 ) -> bool:
-    """Wait until the client has ``gone``, the server stops, the work is done or the time is over.
-
-    Returns whether the client has gone. The work goes on.
-    """
+    """Wait for ``gone``, the server's stop, the work or the time; True if the client has gone."""
     ends = [asyncio.ensure_future(gone), asyncio.ensure_future(stopping.wait())]
     try:
         either = [*ends, work] if work is not None else ends

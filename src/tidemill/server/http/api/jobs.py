@@ -344,11 +344,7 @@ def _retry(
 
 
 def retry(call: Call, ids: Sequence[str], *, force: bool = False) -> list[bool]:
-    """Retry jobs, and whole chains and groups by their ids.
-
-    A token for some queues does not retry a chain with jobs in other queues. It retries the job
-    with the id of the chain.
-    """
+    """Retry jobs, and wholes that lie in the queues of the token."""
     return compositions.retry_jobs(call.backend.mill.runtime, ids, force=force, may=_may(call))
 
 
