@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -29,7 +30,7 @@ from tidemill.core.job import Note, Outcome, Owner, Put, Verdict
 from tidemill.errors import StoreFull, StoreMoved
 from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.problems import Problem
-from tidemill.server.http.receipts import PutsById, Receipt, SettledReceipts, new_owner_id
+from tidemill.server.http.receipts import KEPT, PutsById, Receipt, new_owner_id
 from tidemill.server.http.stats_stream import StatsStream
 from tidemill.server.http.waits import Waits, give_up_silent_owners, until_first
 from tidemill.server.settings import Settings
@@ -152,7 +153,7 @@ class Backend:
         self.queue = functools.lru_cache(1000)(mill.queue)
         self.stopping = asyncio.Event()
         self.large_body = asyncio.Lock()  # one large body is handled at a time
-        self.settled = SettledReceipts()
+        self.settled: OrderedDict[Receipt, Outcome] = OrderedDict()  # by the latest receipts
         self.puts_by_id = PutsById()
         self._waits: Waits | None = None
         self.snapshots = StatsStream(mill, ended=self.stopping.is_set)
@@ -209,9 +210,11 @@ class Backend:
             step = Step(receipt.owner, [verdict], behalf=True)
             done = (await self._exchange_for_another_server(step)).settled == [True]
         if done:
-            self.settled.add(receipt, verdict.outcome)
+            self.settled[receipt] = Outcome(verdict.outcome)
+            if len(self.settled) > KEPT:
+                self.settled.popitem(last=False)
             return True
-        before = self.settled.outcome(receipt)
+        before = self.settled.get(receipt)
         if before not in (None, verdict.outcome):
             raise self._already_settled(before)
         return before is not None
@@ -231,7 +234,7 @@ class Backend:
         else:
             step = Step(receipt.owner, touch=[(receipt.token, seconds)], notes=notes, behalf=True)
             done = (await self._exchange_for_another_server(step)).touched == [True]
-        before = self.settled.outcome(receipt)
+        before = self.settled.get(receipt)
         if not done and before is not None:
             raise self._already_settled(before)
         return done

@@ -203,11 +203,8 @@ class BrokerRpc:
 
     async def _waiting(self, call: rpc.Call, body: bytes, receive: Receive) -> Answer:
         try:
-            arguments = call.read(body)
-        except msgspec.DecodeError as error:
-            return _unreadable(call, error)
-        arguments["timeout"] = max(0.0, min(arguments["timeout"], rpc.LONGEST))  # NaN becomes 0
-        try:
+            arguments = _read(call, body)
+            arguments["timeout"] = max(0.0, min(arguments["timeout"], rpc.LONGEST))  # NaN becomes 0
             return 200, await self._waits_of[call.name](receive, **arguments)
         except TidemillError as error:
             return _refuse(error)
@@ -256,10 +253,8 @@ class BrokerRpc:
 
     def _do(self, scope: Scope, call: rpc.Call, body: bytes, key: bytes) -> Answer:
         try:
-            arguments = call.read(body)
+            arguments = _read(call, body)
             self._allow(scope, needed(self._broker, call.name, arguments))
-        except msgspec.DecodeError as error:
-            return _unreadable(call, error)
         except TidemillError as error:
             return _refuse(error)
 
@@ -349,8 +344,11 @@ def _refuse(error: TidemillError) -> Answer:
     return status, rpc.encode(rpc.Refusal.of(error))
 
 
-def _unreadable(call: rpc.Call, error: msgspec.DecodeError) -> Answer:
-    return _refuse(InvalidOption(f"the arguments of {call.name} cannot be read: {error}"))
+def _read(call: rpc.Call, body: bytes) -> dict[str, Any]:
+    try:
+        return call.read(body)
+    except msgspec.DecodeError as error:
+        raise InvalidOption(f"the arguments of {call.name} cannot be read: {error}") from None
 
 
 # -- checks of the needed role, and of the values of arguments -------------------------------------

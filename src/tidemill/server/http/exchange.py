@@ -95,7 +95,7 @@ class Exchange:
         return client[0] if client else "-"
 
     def hold(self, size: int, *, check: bool = True) -> None:
-        """Use ``size`` bytes of the budget until :meth:`release`; finished calls are not checked."""
+        """Use ``size`` bytes of the budget until :meth:`release`; a finished call is not checked."""
         budget, more = self._budget, max(0, size - self._held)
         if check and budget.held + more > budget.most:
             raise Problem(

@@ -28,7 +28,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Outcome
 from tidemill.server.http.problems import Problem
 
 _MARK = "desk-"  # the prefix of the ids of shared owners; no other owner's id begins with it
@@ -115,23 +114,6 @@ def _none(receipt: str) -> Problem:
         f"{receipt[:80]!r} is not a valid receipt; use a receipt from a reserve call. A job that "
         "was reserved before an upgrade of the server is delivered again after its ttr",
     )
-
-
-class SettledReceipts:
-    """The outcome of each of the latest receipts."""
-
-    def __init__(self) -> None:
-        self._outcomes: OrderedDict[Receipt, Outcome] = OrderedDict()
-
-    def add(self, receipt: Receipt, outcome: int) -> None:
-        """Record the outcome with which a receipt settled its job."""
-        self._outcomes[receipt] = Outcome(outcome)
-        if len(self._outcomes) > KEPT:
-            self._outcomes.popitem(last=False)
-
-    def outcome(self, receipt: Receipt) -> Outcome | None:
-        """The outcome of a receipt; None when it is unknown or has settled nothing."""
-        return self._outcomes.get(receipt)
 
 
 class PutsById:

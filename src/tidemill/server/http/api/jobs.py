@@ -100,7 +100,7 @@ async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas
         if error.job_id not in ("", job_id):  # another job has the key
             raise
         record = await call.backend.run(call.backend.mill.broker.get, job_id)
-        if record is None or not _is_same(record.envelope, envelope):
+        if record is None or _digest(record.envelope) != digest:
             raise
         call.status = 200
         puts.add(job_id, digest)
@@ -114,12 +114,6 @@ def placed(call: Call, put: Put) -> schemas.Placed:
     if put.placed != "created":
         call.status = 200
     return schemas.Placed(put.id, put.placed.value)
-
-
-def _is_same(old: Envelope, new: Envelope) -> bool:
-    """Whether two jobs are the same, apart from the fields that the server sets."""
-    one = msgspec.structs.replace(old, **_NOT_SAID)
-    return one == msgspec.structs.replace(new, **_NOT_SAID)
 
 
 def _digest(envelope: Envelope) -> bytes:
@@ -208,21 +202,19 @@ async def list_jobs(call: Call, query: schemas.JobQuery) -> schemas.Jobs:
         mill.runtime.features.need(Feature.INSPECT, "a list of jobs with bodies")
         limit = min(limit, _WITH_BODIES)
     page = await call.backend.run(find_some, find, what, limit, query.cursor)
-    if not query.bodies:
-        rows = [schemas.JobListed(**call.shown(record).public()) for record in page.records]
-        return schemas.Jobs(rows, page.cursor or None)
-    rows = await call.backend.run(lambda: [_listed(call, record) for record in page.records])
+    listed = functools.partial(_listed, call, bodies=query.bodies)
+    rows = await call.backend.run(lambda: [listed(record) for record in page.records])
     return schemas.Jobs(rows, page.cursor or None)
 
 
 _WITH_BODIES = 16  # the most jobs in a list with bodies
 
 
-def _listed(call: Call, record: Record) -> schemas.JobListed:
-    body, encoding = _shown(call, record)
+def _listed(call: Call, record: Record, *, bodies: bool) -> schemas.JobListed:
     values = call.shown(record).public()
-    # public() gives plain values by name, whose types mypy cannot tell apart.
-    return schemas.JobListed(**values, body=body, encoding=encoding)  # type: ignore[arg-type]
+    if bodies:
+        values["body"], values["encoding"] = _shown(call, record)
+    return schemas.JobListed(**values)
 
 
 def filter_of(call: Call, query: schemas.JobQuery | schemas.Matching) -> Filter:
