@@ -4,12 +4,8 @@ Requests and verdicts that arrive during one exchange go into the next exchange.
 hardly more commits than one client, and thousands of waiting clients cost nothing.
 
 A broker may report leases before they are durable (:mod:`tidemill.brokers.contract.early_leases`).
-Then the dispatcher hands out the jobs during the exchange, before their commit. It waits a moment
-for verdicts on these jobs, so that they join the same commit. If the commit fails, the jobs are
-lost, and no verdict on them reaches the store.
-
-The thread calls into the event loop with ``call_soon_threadsafe``. The loop passes requests to the
-thread through ``inbox`` and ``gone``.
+Then the jobs are handed out before their commit, and verdicts on them join the same commit. If the
+commit fails, the jobs are lost, and no verdict on them reaches the store.
 """
 
 from __future__ import annotations

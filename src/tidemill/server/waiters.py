@@ -1,9 +1,8 @@
 """Clients that wait for jobs, and the order in which they get jobs.
 
-A look is a request to the store for jobs of some queues. A client that still waits after its first
-look has found its queues empty. So one look can serve all these clients. A job goes to the client
-that has waited longest for the job's queue. The order in which a client names its queues matters
-only for its first look.
+A look is a request to the store for jobs of some queues. A client that waits after its first look
+has found its queues empty, so one look can serve all these clients. A job goes to the client that
+has waited longest for its queue; the order of a client's queues matters for its first look only.
 """
 
 from __future__ import annotations

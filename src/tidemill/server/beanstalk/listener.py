@@ -1,9 +1,8 @@
 """The listener of the beanstalk port, and the connections of its clients.
 
-The port does the commands of a client one after the other. It keeps up to ``AHEAD`` bytes of later
-commands, and then stops reading. It keeps unread answers up to the transport's high-water mark, and
-then does no more commands. So no client can make the port use more memory than these bounds and one
-job.
+The port does the commands of a client one after the other. It stops reading after ``AHEAD`` bytes
+of later commands, and does no more commands while too many answers are unread. So no client can
+make the port use more memory than these bounds and one job.
 """
 
 from __future__ import annotations

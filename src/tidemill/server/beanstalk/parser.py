@@ -1,9 +1,7 @@
 """The texts of the protocol: parses bytes into commands, exactly as beanstalkd does, and replies.
 
 A line ends with CR LF and has at most 224 bytes. A longer line is skipped to its end and answered
-with BAD_FORMAT. The search for the end of a line stops at its first CR. So a line with a lone CR
-counts as too long. The first bytes of a line tell its command. Numbers may have spaces before them,
-and are refused when they are too large.
+with BAD_FORMAT, and so is a line with a lone CR. The first bytes of a line tell its command.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Access: the checks of a request's host, origin, token and rate.
 
-A server with neither tokens nor client certificates trusts every client, but only this machine can
-reach it. A web page of another site, in a browser on this machine, must not use the server. Such a
-page may point its own name to this machine (DNS rebinding). So a request must have this machine as
-its Host, and must not have another site as its Origin.
+Only this machine can reach a server with neither tokens nor client certificates. But a page of
+another site, in a browser on this machine, may point its own name to this machine (DNS rebinding).
+So a request must have this machine as its Host, and must not have another site as its Origin.
 """
 
 from __future__ import annotations

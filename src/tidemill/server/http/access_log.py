@@ -1,10 +1,8 @@
 """The access log: one line for each request, as text or as JSON, written several at a time.
 
-Each write to the file is a system call. Thousands of writes a second would cost as much as the
-requests, so lines are collected for a moment first. A ``kill -9`` loses the lines of that moment.
-
-A remote worker makes several steps a second. Lines about these steps would hide all other lines. So
-the log leaves out steps that succeed, unless the server's log level is debug.
+Each write to the file is a system call, and would cost as much as a request. A ``kill -9`` loses
+the lines of a moment. A remote worker makes several steps a second, whose lines would hide all
+others. So the log leaves out steps that succeed, unless the server's log level is debug.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Bounds of answers with many jobs: a job may have 1 MiB, so 1,000 jobs would have a gigabyte.
 
-A remote owner gets fewer jobs when its jobs are large. Jobs that do not fit go back to their
-queues, and no attempt is counted. Then the owner asks for more jobs at once.
-
-The server asks the broker for some jobs of a list at a time. A list of large jobs ends early, and
-its cursor continues the list.
+Jobs that do not fit go back to their queues, and no attempt is counted. A list of large jobs ends
+early, and its cursor continues the list.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Bodies of jobs in requests and answers.
+"""Bodies of jobs in requests and answers; the field ``encoding`` names their form in JSON.
 
-JSON lacks some types of the stored values. Bytes become base64. Dates, decimals, tuples and sets
-become strings and lists. Any other value becomes its Python ``repr``. The field ``encoding`` names
-the form.
-
-Large bodies of requests are checked by their size, and decoded job by job. The decoder holds the
-interpreter lock, so decoding a large batch at once would stop the event loop. Here a batch is first
-split into its jobs, which makes no objects. Other threads run between two jobs.
+The decoder holds the interpreter lock, so decoding a large batch at once would stop the event loop.
+Here a batch is first split into its jobs, which makes no objects, and decoded job by job.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ One table lists the calls, with their arguments and the role that each needs
 (:mod:`tidemill.brokers.contract.rpc`). Each call of the broker is made in a thread. Calls that wait
 share threads (:mod:`.waits`).
 
-The role of some calls depends on the arguments. A worker has an operator's token. The worker
-declares limits and schedules. An admin changes them by hand, with the same calls. :func:`needed`
-tells declarations from changes by hand where it can. ``docs/brokers/http.md`` lists the cases in
-which it cannot. A shared owner of a server holds jobs of many clients, with different tokens. So
-only an admin may act for a shared owner. A client of another release may lack the checks of values.
+A worker has an operator's token, and declares limits and schedules with calls that also change them
+by hand, which needs an admin. :func:`needed` tells the two apart where it can; see
+``docs/brokers/http.md``. Only an admin may act for a shared owner: many clients have its jobs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Connections of HTTP clients: uvicorn's, which here gets one request at a time.
 
-uvicorn parses all bytes that arrive. So a client could have thousands of requests parsed before a
-handler gets the first. Here the parser gets the whole head of a request, and then its body. Later
-requests wait, up to a bound, until the answer before them is complete.
-
-The keep-alive time also bounds the wait for a whole head. A proxy in front may bound it further.
+uvicorn parses all bytes that arrive, so a client could have thousands of requests parsed at once.
+Here the parser gets the head of a request, and then its body. Later requests wait, up to a bound.
+The keep-alive time also bounds the wait for a whole head.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The dashboard, at all paths of a server that do not belong to its API.
 
 A browser logs in with a token, which it keeps in a cookie. The API does not read the cookie, so a
-page of another site cannot use the API with the cookie. A server without tokens lets in every
-client that it trusts: see :mod:`.access`.
+page of another site cannot use the API with the cookie.
 """
 
 from __future__ import annotations

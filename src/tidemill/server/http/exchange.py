@@ -1,9 +1,7 @@
 """An exchange: one request on its way through the server, and the answer to it.
 
-All requests and answers of one server share a budget of memory. A bound for each request would be
-multiplied by the number of connections. So large bodies and large answers count together; an answer
-counts until its client has taken it. Small bodies and answers do not count: the number of
-connections bounds them.
+All requests and answers of one server share a budget of memory: a bound for each request would be
+multiplied by the number of connections. An answer counts until its client has taken it.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class Exchange:
         return client[0] if client else "-"
 
     def hold(self, size: int, *, check: bool = True) -> None:
-        """Use ``size`` bytes of the budget until :meth:`release`; a finished call is not checked."""
+        """Use ``size`` bytes of the budget until ``release``; a finished call is not checked."""
         budget, more = self._budget, max(0, size - self._held)
         if check and budget.held + more > budget.most:
             raise Problem(

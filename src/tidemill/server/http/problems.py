@@ -1,8 +1,7 @@
 """Problems: errors in the form that clients see (``application/problem+json``, RFC 9457).
 
-The type of an exception decides the kind of the problem. The message of the exception becomes the
-detail, and names the field and the remedy. An unexpected exception becomes a 500 without its text;
-the log has the exception under the id of the request.
+The type of an exception decides the kind of the problem, and its message is the detail. An
+unexpected exception becomes a 500 without its text; the log has it under the id of the request.
 """
 
 from __future__ import annotations

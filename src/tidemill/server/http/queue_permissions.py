@@ -1,9 +1,7 @@
 """Tokens for some queues: they may use jobs of these queues, and nothing else.
 
-Queues and jobs in the path of an endpoint are checked here, before the call. An endpoint with
-queues in its body checks them itself (``Endpoint.checks_queues``). A receipt is sealed for the
-token that received it (:mod:`.receipts`). All other endpoints concern the whole store, and refuse
-such tokens.
+Queues and jobs in the path of an endpoint are checked here, before the call; an endpoint with
+queues in its body checks them itself (``Endpoint.checks_queues``).
 """
 
 from __future__ import annotations

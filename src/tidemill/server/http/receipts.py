@@ -1,10 +1,8 @@
 """Receipts: a client settles a reserved job with its receipt.
 
 A receipt names the owner that holds the lease, and the token of the lease. The owner is a shared
-owner of the server that delivered the job. Another server, and the same server after a restart, can
-settle the job, too. Owners of other kinds, such as workers, have ids of another form: no forged
-receipt can settle their jobs. The receipt of a task also names the job: the server reads the job's
-timeout and its request to cancel from the store.
+owner of the server that delivered the job; any server on the store can settle the job. Other owners
+have ids of another form, so no forged receipt can settle their jobs.
 
     desk-OWNER.TOKEN            a message
     desk-OWNER.TOKEN-once       a message with ttr 0
@@ -12,10 +10,8 @@ timeout and its request to cancel from the store.
     desk-OWNER.TOKEN.JOB.next   a task whose result other jobs wait for
     …~SEAL                      given to a token for some queues, and valid for this token only
 
-The server remembers the receipts that it has settled. They tell a repeated request from a lost
-lease. A client repeats its request when the first answer was lost. The store has forgotten the
-message by then. After a restart, or on another server, a repeated request gets the answer for a
-lost lease.
+The server remembers the receipts that it has settled, to tell a request that is repeated because
+its answer was lost from a lost lease. It forgets them at a restart.
 """
 
 from __future__ import annotations

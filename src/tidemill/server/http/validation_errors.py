@@ -1,7 +1,6 @@
 """Messages about invalid input: the field, its valid values, and the given value.
 
-An error of msgspec names the types of msgspec and no valid values. With the schema of the input,
-the message here also lists the valid choices and suggests the names of fields.
+With the schema of the input, the message lists the valid choices and suggests names of fields.
 """
 
 from __future__ import annotations

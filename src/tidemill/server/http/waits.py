@@ -1,27 +1,19 @@
 """Waits of clients: for the ends of jobs, for room in queues, and for wake-ups of remote owners.
 
-Thousands of callers need few threads. A watch is one thread that waits for many callers. For jobs
-there are at most 64 watches. The store's hint that a job has ended carries a checksum of the job's
-id, with 64 possible values. The same checksum assigns each job to a watch, so the end of a job
-wakes one watch. For room there is one watch for each queue. When callers wait for more than
-``QUEUES`` queues at once, the threads watch the queues in turn.
+A watch is one thread that waits for many callers. The store's hint that a job has ended carries a
+checksum of the job's id, with 64 possible values. The same checksum assigns each job to a watch, so
+the end of a job wakes one watch. For room there is one watch for each queue. When callers wait for
+more than ``QUEUES`` queues at once, the threads watch the queues in turn.
 
-Consumers on other machines. A process keeps one request open for all its consumers (``present``).
-When the process dies, its kernel closes the connection. If the process does not send the request
-again within ``GRACE``, the server releases its consumers. Each message that they hold gets a failed
-attempt, as on the machine of the store. A request whose time is over gets an answer. A process that
-does not send the request again may be dead. The process may also be stopped, or hold its
-interpreter lock. So it gets the longer time ``LAPSE``. A load balancer in front of several servers
-should send a client to the same server each time: a server does not know the requests of another.
+A process keeps one request open for all its consumers (:class:`Presence`). When its connection
+breaks, and the process does not send the request again within ``GRACE``, the server releases its
+consumers: each message that they hold gets a failed attempt, as on the machine of the store. After
+an answer, the process may be stopped, so it gets the longer time ``LAPSE``. A server does not know
+the requests of another server, so a load balancer should send a client to the same server.
 
-The store counts a remote owner as dead when it is silent for its lease. The process that receives
-the owner's calls must measure the silence, and this process is the server.
-
-A sleeping owner sends a request, too (:class:`ParkedWaits`). The server answers when something may
-have happened, or when the time is over. The request stays open while the owner works, so a hint
-between two sleeps answers the request at once. A hint whose answer nobody received is kept until
-the owner's next exchange. A few threads take the steps of such a wait, which may block
-(:mod:`tidemill.brokers.shared.waits`).
+A sleeping owner sends a request, too (:class:`ParkedWaits`). The request stays open while the owner
+works, so a hint between two sleeps answers the request at once. A hint whose answer nobody received
+is kept until the owner's next exchange.
 """
 
 from __future__ import annotations
