@@ -1,14 +1,9 @@
 """The jobs of a chain or a group: their results, and acts on all of them.
 
 The ids of the jobs begin with the id of the chain or group. Users choose ids, so another job may
-also have an id that begins with this id. So only jobs with links, and with the id endings that
-:mod:`tidemill.workflows.planner` gives, count as parts of a chain or a group.
-
-Each call of the store reads or changes one page of jobs. If the caller dies between two pages, the
-other jobs stay unchanged. The same call again completes the work.
-
-The end of this module finds the job whose end made another job end: the failed step before it, or
-the failed member.
+have such an id, too. So only jobs with links, and with the id endings that
+:mod:`tidemill.workflows.planner` gives, count as parts. Each call of the store reads or changes one
+page of jobs. If the caller dies between two pages, the same call again completes the work.
 """
 
 from __future__ import annotations

@@ -1,20 +1,7 @@
 """``mill.limits``: list the limits of a store, change them at run time, and hold their places.
 
 ``with mill.limits.hold("db"):`` holds a place of a limit in any code. The place is the lease of a
-message that has the limit. So stores count the place of a hold as they count the place of a job.
-When the process of the hold dies, its place becomes free. Each hold has an owner to itself, and
-puts its message into a queue that is named after this owner. So each hold takes its own message. At
-the end, the message is acknowledged and the queue is deleted. A killed process may leave its queue
-behind. The first hold of each process deletes the queues of owners that are gone.
-
-=============================  =====================================================
-killed                         what is left
-=============================  =====================================================
-before the put                 nothing
-between the put and the lease  a ready message that nobody takes; it holds no place
-while it holds the place       a failed message, once the death is noticed
-after the acknowledgement      an empty queue
-=============================  =====================================================
+message that has the limit, in a queue that is named after its owner (``docs/design/limits.md``).
 """
 
 from __future__ import annotations

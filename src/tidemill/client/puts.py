@@ -1,12 +1,8 @@
 """Make jobs and messages, and put them: at once, together with others, or in a batch.
 
-- An envelope is made from a call: the arguments are encoded and checked, and the job is signed.
-- A publish puts a copy of a message into each queue that is bound to its topic, in one commit. Each
-  publish reads the bindings (:mod:`tidemill.brokers.generic.topics`). The app remembers the queues
-  of topics for as long as the bindings have the same version.
-- Put batching: concurrent puts from event loops share commits. While one commit is under way,
-  further puts wait and go into the next commit.
-- A batch stores the jobs that are enqueued while it is open in one commit at its end.
+A publish puts a copy of a message into each queue that is bound to its topic, in one commit. Put
+batching lets concurrent puts from event loops share commits: while one commit is under way, further
+puts wait and go into the next. A batch stores its jobs in one commit at its end.
 """
 
 from __future__ import annotations

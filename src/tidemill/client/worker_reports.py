@@ -1,12 +1,8 @@
 """Reports of a worker: the stacks of its processes, or a profile, also as a flame graph.
 
-The question is a command that the store passes to the worker. The answer is a note in the store. So
-the worker may run on any machine that has the same store.
-
-The page of a flame graph loads nothing and works without scripts. A script inside the page zooms
-and searches. It also shows the numbers of a chosen box, because touch screens show no tooltips.
-Each box is a function. The width of the box is the part of the samples in which the function was on
-a stack. The box above is the caller.
+The question is a command that the store passes to the worker, and the answer is a note in the
+store. So the worker may run on any machine that has the same store. The page of a flame graph loads
+nothing and works without scripts; a script inside zooms, searches, and shows the numbers of a box.
 """
 
 from __future__ import annotations
