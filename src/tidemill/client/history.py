@@ -1,13 +1,13 @@
-"""The history of a store, ``mill.history``, and the snapshots of queues: ``docs/design/history.md``.
+"""The history of a store, ``mill.history``, and snapshots of queues (``docs/design/history.md``).
 
 A period that begins at most a day ago is read from rows by minute, a longer period from rows by
 hour. A period begins at the start of a minute or hour. By default it ends now.
 
 A snapshot stores the queues that have changed since the previous snapshot. For such a queue it
-stores a row by minute, a row by hour, and a row without a period. The row without a period has the
-latest numbers, followed by their minute. If the queue did not change in the previous minute, the
-snapshot also stores the old numbers as a row of that minute. A reader starts from the numbers of the
-first row that it finds. So a reader needs no older row, and an idle queue costs no rows.
+stores a row by minute, a row by hour, and a row without a period: the latest numbers, followed by
+their minute. If the queue did not change in the previous minute, the snapshot also stores the old
+numbers as a row of that minute. A reader starts from the numbers of the first row that it finds. So
+a reader needs no older row, and an idle queue costs no rows.
 """
 
 from __future__ import annotations

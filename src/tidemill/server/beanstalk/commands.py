@@ -7,6 +7,7 @@ the reply is sent.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -302,11 +303,8 @@ async def _peek(port: PortState, client: Client, number: int) -> bytes:
     return await _found(port, [record] if record else [])
 
 
-def _peek_first(state: State) -> Callable[[PortState, Client], Answer]:
-    async def peek(port: PortState, client: Client) -> bytes:
-        return await _found(port, await port.run(_first, port, client.use.name, state))
-
-    return peek
+async def _peek_first(state: State, port: PortState, client: Client) -> bytes:
+    return await _found(port, await port.run(_first, port, client.use.name, state))
 
 
 def _first(port: PortState, tube: str, state: State) -> Sequence[Record]:
@@ -366,9 +364,9 @@ _HANDLERS: dict[str, Callable[..., Answer]] = {
     "kick": _kick,
     "kick-job": _kick_job,
     "peek": _peek,
-    "peek-ready": _peek_first(State.READY),
-    "peek-delayed": _peek_first(State.SCHEDULED),
-    "peek-buried": _peek_first(State.FAILED),
+    "peek-ready": functools.partial(_peek_first, State.READY),
+    "peek-delayed": functools.partial(_peek_first, State.SCHEDULED),
+    "peek-buried": functools.partial(_peek_first, State.FAILED),
     "use": _use,
     "watch": _watch,
     "ignore": _ignore,

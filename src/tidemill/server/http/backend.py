@@ -155,12 +155,10 @@ class Backend:
         self.large_body = asyncio.Lock()  # one large body is handled at a time
         self.settled: OrderedDict[Receipt, Outcome] = OrderedDict()  # by the latest receipts
         self.puts_by_id = PutsById()
-        self._waits: Waits | None = None
         self.snapshots = StatsStream(mill, ended=self.stopping.is_set)
         self.task_owners = TaskOwners(self._new_shared_owner)
+        self._parts = contextlib.AsyncExitStack()  # what close() closes
         self._refused = "", 0.0  # the error and the time of the latest refused put
-        self._shared_owner: SharedOwner | None = None
-        self._silence_count: asyncio.Future[None] | None = None
 
     async def put(self, envelopes: Sequence[Envelope]) -> list[Put]:
         """Store jobs, all or none, in one commit. Jobs of other clients may share the commit."""
@@ -261,13 +259,14 @@ class Backend:
 
     async def open(self) -> None:
         broker = await asyncio.to_thread(lambda: self.mill.broker)
-        self._waits = Waits(broker)
-        self._shared_owner = self._new_shared_owner()
-        await self._shared_owner.open()
+        self.shared_owner = self._new_shared_owner()  # for messages
+        self.waits = Waits(broker)
+        for part in (self.shared_owner, self.task_owners, self.waits):  # the last is closed first
+            self._parts.push_async_callback(part.close)
+        await self.shared_owner.open()
         if Feature.REMOTE_OWNERS in broker.features:
-            self._silence_count = asyncio.ensure_future(
-                give_up_silent_owners(broker, self.stopping)
-            )
+            counting = asyncio.ensure_future(give_up_silent_owners(broker, self.stopping))
+            self._parts.push_async_callback(asyncio.wait, [counting])
 
     def _new_shared_owner(self, tasks: Sequence[str] = ()) -> SharedOwner:
         """A shared owner for messages, or for these tasks; it is not open yet."""
@@ -287,11 +286,6 @@ class Backend:
         if stays:
             owner.lease = LEASE
         return SharedOwner(broker, owner, knows=tasks, stays=stays)
-
-    @property
-    def waits(self) -> Waits:
-        assert self._waits is not None, "not open"
-        return self._waits
 
     async def poll(self, exchange: Exchange, work: Coroutine[Any, Any, T], late: T) -> T:
         """The result of work that waits; ``late`` when the server ends first."""
@@ -316,18 +310,7 @@ class Backend:
         await self.waits.until_ended([job.id], seconds)
         await self.run(job.wait, 0)
 
-    @property
-    def shared_owner(self) -> SharedOwner:
-        assert self._shared_owner is not None, "not open"
-        return self._shared_owner
-
     async def close(self) -> None:
         """Close everything but the app, which the caller closes."""
-        if self._silence_count is not None:
-            self.stopping.set()
-            await self._silence_count
-        if self._waits is not None:
-            await self._waits.close()
-        await self.task_owners.close()
-        if self._shared_owner is not None:
-            await self._shared_owner.close()
+        self.stopping.set()
+        await self._parts.aclose()

@@ -54,9 +54,7 @@ class PublishOptions(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
 class MessageOptions(PublishOptions):
     """The options of a message. A missing option has the default of the queue."""
 
-    id: Annotated[
-        Name | None, says("an id of your choice; an id that exists already is refused")
-    ] = None
+    id: Annotated[Name | None, says("an id of your choice; an existing id is refused")] = None
     key: Annotated[Name | None, says("a unique key: at most one unfinished job has it")] = None
     on_conflict: Annotated[
         Conflict | None,
@@ -76,9 +74,7 @@ class MessageOptions(PublishOptions):
             "seconds"
         ),
     ] = None
-    limit: Annotated[
-        Rate | None, says("a rate limit over all workers, such as 10/s, 100/m or 10/30s")
-    ] = None
+    limit: Annotated[Rate | None, says("a rate over all workers, such as 10/s or 10/30s")] = None
 
 
 _At = Annotated[
@@ -105,9 +101,7 @@ class JobOptions(MessageOptions):
     result_ttl: Annotated[
         Seconds | None, says("for a call: seconds for which the result of a success is kept")
     ] = None
-    headers: Annotated[
-        dict[str, str] | None, says("stored with the job, and delivered with it")
-    ] = None
+    headers: Annotated[dict[str, str] | None, says("stored and delivered with the job")] = None
 
 
 class JobIn(JobOptions):
@@ -270,9 +264,7 @@ class JobQuery(Conditions, kw_only=True):
         100
     )
     cursor: Annotated[str, says("the cursor of the previous list; it continues that list")] = ""
-    bodies: Annotated[
-        bool, says("include bodies or arguments; then a list has at most 16 jobs")
-    ] = False
+    bodies: Annotated[bool, says("include bodies or arguments, of at most 16 jobs")] = False
 
 
 class Matching(Conditions, kw_only=True):
@@ -389,9 +381,7 @@ class ResultOut(Struct, kw_only=True):
 class PublishQuery(PublishOptions):
     """The options of a publish; all copies have them. ``mandatory``: 404 if no queue is bound."""
 
-    mandatory: Annotated[
-        bool, says("refuse the message with 404 when no queue is bound to the topic")
-    ] = False
+    mandatory: Annotated[bool, says("answer 404 when no queue is bound to the topic")] = False
 
 
 class BindingsOut(Struct):

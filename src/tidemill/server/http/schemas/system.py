@@ -66,9 +66,7 @@ class ScheduleIn(Struct, kw_only=True, forbid_unknown_fields=True):
             "left. A time after the year 6325 means no end"
         ),
     ] = None
-    repeats: Annotated[
-        Positive | None, says("the number of jobs after which the schedule ends")
-    ] = None
+    repeats: Annotated[Positive | None, says("the number of jobs after which it ends")] = None
     jitter: Annotated[
         Seconds | None,
         says("the longest random delay of each time, in seconds; no longer than every"),
