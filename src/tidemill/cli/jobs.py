@@ -15,7 +15,6 @@ from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
 from tidemill.client.compositions import size_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
-from tidemill.client.explain import explain as explain_record
 from tidemill.client.queues import no_such_queue
 from tidemill.core.clock import short_id
 from tidemill.core.envelope import Planned, priority_of
@@ -186,12 +185,6 @@ def _inspects(mill: Tidemill) -> bool:
     return Feature.INSPECT in mill.broker.features
 
 
-def _explained(mill: Tidemill, record: Record) -> str:
-    if _inspects(mill):
-        return explain_in(mill.broker, record)
-    return explain_record(record, paused=False, workers=0)
-
-
 def _facts(record: Record) -> list[tuple[str, str]]:
     """The lines above the events, in order, without empty values."""
     e = record.envelope
@@ -297,7 +290,7 @@ def explain(mill: Tidemill, id: str, as_json: bool) -> None:
     A beginning or an ending of the id is enough, if no other id has it.
     """
     record = _read(mill, id)
-    sentence = _explained(mill, record)
+    sentence = explain_in(mill.broker, record)
     if as_json:
         workers = [owner.name for owner in serving(mill.broker.owners(), record.envelope.queue)]
         document = {"id": record.envelope.id, "state": str(record.state)}

@@ -38,34 +38,25 @@ def explain_in(broker: Store, record: Record) -> str:
 
     The text has no value that the record lacks (:meth:`Record.without_values`).
     """
-    queue = record.envelope.queue
-    [row] = [row for row in broker.stats() if row.name == queue] or [QueueStats(name=queue)]
-    workers = serving(broker.owners(), queue)
-    if record.state is State.RUNNING and not record.envelope.is_message and not is_stuck(record):
-        return _run(record, broker.owners(), workers)
-    if record.state is State.READY:
-        return why_ready(broker, record, row, len(workers)).text
-    text = explain(record, paused=row.paused, workers=len(workers))
-    if record.state is State.WAITING:
+    queue, state = record.envelope.queue, record.state
+    if state is State.READY:
+        [row] = [row for row in broker.stats() if row.name == queue] or [QueueStats(name=queue)]
+        return why_ready(broker, record, row, len(serving(broker.owners(), queue))).text
+    if state is State.RUNNING:
+        if record.envelope.is_message or is_stuck(record):
+            return _running(record)
+        owners = broker.owners()
+        return _run(record, owners, serving(owners, queue))
+    if state is State.SCHEDULED:
+        return _scheduled(record)
+    if state is State.WAITING:
         parents = [r for r in parents_of(broker, record) if r.state is not State.SUCCEEDED]
         named = ", ".join(f"{r.envelope.id} ({r.state})" for r in parents)
-        return f"{text}: {named}" if named else text
+        return f"{_waiting(record)}: {named}" if named else _waiting(record)
+    how = "was cancelled" if state is State.CANCELLED else str(state)
+    text = f"It {how}" + (f": {record.error}" if record.error else "")
     cause = cause_of(broker, record)
     return text if cause is None else f"{text}; {cause_text(cause)}"
-
-
-def explain(record: Record, *, paused: bool, workers: int) -> str:
-    """Explain a job from its record, its queue's pause, and the number of its queue's workers."""
-    if record.state is State.READY:
-        return _ready(record, paused, workers)
-    if record.state is State.SCHEDULED:
-        return _scheduled(record)
-    if record.state is State.WAITING:
-        return _waiting(record)
-    if record.state is State.RUNNING:
-        return _running(record)
-    how = "was cancelled" if record.state is State.CANCELLED else str(record.state)
-    return f"It {how}" + (f": {record.error}" if record.error else "")
 
 
 class Wait(NamedTuple):
