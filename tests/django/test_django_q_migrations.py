@@ -20,10 +20,9 @@ DATABASES = {"default": _database}
 
 MIGRATION = """
 from django.db import migrations
+from tidemill.django.q import Schedule
 
 def make(apps, schema_editor):
-    from tidemill.django.q import Schedule
-
     Schedule.objects.get_or_create(func="math.floor", args="1", schedule_type="D", name="floor")
 
 class Migration(migrations.Migration):

@@ -27,11 +27,6 @@ def group_tag(name: str) -> str:
     return f"group:{name}"
 
 
-def schedule_tag(name: str) -> str:
-    """The tag of the jobs of a schedule."""
-    return f"schedule:{name}"
-
-
 def ungrouped_tag(name: str) -> str:
     """The tag of the jobs that record which tasks have left a group."""
     return f"left:{name}"

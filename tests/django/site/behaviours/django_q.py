@@ -350,8 +350,12 @@ class Schedules(Case):
             self.assertEqual(getattr(found, field), value)
         self.assertEqual((found.pk, found.repeats, str(found)), ("a", 3, given["func"]))
         self.assertEqual((found.task, found), (None, objects.get(pk="a")))
-        job = mill.schedules.run("a")
-        self.assertEqual((found.task, job.refresh().envelope.queue), (job.id, "slow"))
+        found.next_run = PAST
+        found.save()
+        jobs = []
+        self.fire("a", jobs)
+        found = objects.get(task=jobs[0].id)
+        self.assertEqual((found.task, jobs[0].refresh().envelope.queue), (jobs[0].id, "slow"))
         self.run_jobs()
         self.assertEqual(hooks.seen, [("shop.hooks.multiply", True, 10, "a")])
 
@@ -380,6 +384,8 @@ class Schedules(Case):
             objects.filter(name__regex="x")
         with self.assertRaisesMessage(InvalidOption, "no field 'nothing'; it has name, func"):
             objects.order_by("nothing").exists()
+        with self.assertRaisesMessage(InvalidOption, "no field 'task'"):
+            objects.update(task="x")
         self.assertEqual(objects.exclude(name__in=["a-1"]).delete()[0], 2)
         self.assertEqual([each.name for each in mill.schedules], ["a-1"])
 
@@ -400,7 +406,7 @@ class Schedules(Case):
         other.refresh_from_db()
         self.assertEqual((other.args, other.name), ("(3,)", "a"))
         self.assertEqual((made.delete()[0], made.delete()[0], made.id), (1, 0, None))
-        with self.assertRaisesMessage(Schedule.DoesNotExist, "nothing is saved"):
+        with self.assertRaisesMessage(Schedule.DoesNotExist, "is gone: nothing is saved"):
             other.minutes = 3
             other.save()
         self.assertFalse(mill.broker.schedules(["a"])[0])
