@@ -7,6 +7,8 @@ the message again. The note stays until the message about the end of the alert w
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from tidemill.alerts.measure import Value
@@ -45,19 +47,15 @@ class Alert(msgspec.Struct, kw_only=True):
 
     def message(self, event: str, at: float, store: str, host: str) -> Message:
         text = f"{'over: ' if event == 'end' else ''}{self.rule}: {self.text}"
-        return Message(
-            event=event,
-            text=text,
-            rule=self.rule,
-            when=self.when,
-            queue=self.queue,
-            value=self.value,
-            above=self.above,
-            began=self.began,
-            at=at,
-            store=store,
-            host=host,
-        )
+        names = ("rule", "when", "queue", "value", "above", "began")
+        own = {name: getattr(self, name) for name in names}
+        return Message(event=event, text=text, at=at, store=store, host=host, **own)
+
+
+def begun(value: Value, now: float) -> Alert:
+    rule = value.rule
+    measured: dict[str, Any] = {"value": value.value, "above": rule.most, "text": value.text}
+    return Alert(rule=rule.name, when=rule.when, queue=value.queue, began=now, **measured)
 
 
 def alerts(mill: Tidemill) -> dict[str, Alert]:

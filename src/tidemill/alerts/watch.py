@@ -98,17 +98,9 @@ class Watch:
             elif self._rules.remind and now - alert.told_at >= self._rules.remind:
                 self._tell("reminder", alert)
         elif clock.machine() - since >= value.rule.lasting:
-            began = Alert(
-                rule=value.rule.name,
-                when=value.rule.when,
-                queue=value.queue,
-                value=value.value,
-                above=value.rule.most,
-                text=value.text,
-                began=alert.began if alert is not None else now,
-                told=alert.told if alert is not None else "",
-                told_at=alert.told_at if alert is not None else 0.0,
-            )
+            began = alert or state.begun(value, now)
+            began.ended = 0.0
+            began.measured(value)
             state.keep(self._mill, began)
             if not began.told:  # the beginning of this alert was not sent before
                 log.warning("alert: %s", began.text)

@@ -71,13 +71,8 @@ def list_(mill: Tidemill, as_json: bool) -> None:
         for alert in found
     ]
     columns = ("alert", "for#", "told#?", "what…")
-    console.answer_table(
-        {"alerts": [msgspec.to_builtins(alert) for alert in found]},
-        as_json,
-        columns,
-        cells,
-        "no alert is on",
-    )
+    document = {"alerts": [msgspec.to_builtins(alert) for alert in found]}
+    console.answer_table(document, as_json, columns, cells, "no alert is on")
 
 
 @alerts.command()

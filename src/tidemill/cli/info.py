@@ -40,18 +40,11 @@ def info(mill: Tidemill, as_json: bool) -> None:
     totals = totals_of(rows, knows=knows)
     tasks = _last_hour(mill, facts) if Feature.HISTORY in mill.broker.features else None
     if as_json:
-        workers = [public_owner(owner) for owner in owners] if knows else None
-        queues = public(mill, rows)
-        last_hour = [_public_task(one) for one in tasks] if tasks is not None else None
-        console.print_json(
-            {
-                "store": facts,
-                "totals": totals,
-                "queues": queues,
-                "workers": workers,
-                "last_hour": last_hour,
-            }
-        )
+        document: dict[str, Any] = {"store": facts, "totals": totals}
+        document["queues"] = public(mill, rows)
+        document["workers"] = [public_owner(owner) for owner in owners] if knows else None
+        document["last_hour"] = [_public_task(one) for one in tasks] if tasks is not None else None
+        console.print_json(document)
         return
     out = console.console()
     for name, value in facts.items():

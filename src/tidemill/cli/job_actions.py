@@ -29,6 +29,8 @@ from tidemill.core.config import check_alter
 from tidemill.core.job import GROUP, WAITING_STATES, Record, State
 from tidemill.core.words import counted
 
+_Do = Callable[..., list[bool]]  # acts on the jobs of these ids
+
 _BATCH = 500
 _RETRIED = frozenset({State.FAILED})
 _CANCELLED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
@@ -62,9 +64,7 @@ def retry(
     if force and ids:
         _refuse_force(mill, chosen)
 
-    def do(part: Sequence[str]) -> list[bool]:
-        return retry_jobs(mill.runtime, part, force=force)
-
+    do = functools.partial(retry_jobs, mill.runtime, force=force)
     _act("retried", chosen, do, mill, as_json, functools.partial(why_not_run, mill.runtime))
 
 
@@ -90,14 +90,9 @@ def cancel(
     a chain selects all its jobs.
     """
     chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
-
-    def do(part: Sequence[str]) -> list[bool]:
-        return mill.broker.cancel(part, terminate=terminate)
-
-    def by_id(part: Sequence[str]) -> list[bool]:
-        return cancel_jobs(mill.runtime, part, terminate=terminate)
-
-    _act("cancelled", chosen, by_id if ids else do, mill, as_json)
+    by_id: _Do = functools.partial(cancel_jobs, mill.runtime)
+    do = functools.partial(by_id if ids else mill.broker.cancel, terminate=terminate)
+    _act("cancelled", chosen, do, mill, as_json)
 
 
 @click.command()
@@ -126,17 +121,9 @@ def alter(
     rank, target = check_alter(priority, target)
     mill.runtime.features.need(Feature.ALTER, "alter")
     chosen = _chosen(mill, ids, what, WAITING_STATES, "alter", everything)
-
-    def do(part: Sequence[str]) -> list[bool]:
-        return mill.broker.alter(part, rank=rank, queue=target)
-
-    def by_id(part: Sequence[str]) -> list[bool]:
-        return alter_jobs(mill.runtime, part, rank=rank, queue=target)
-
-    def why_not(record: Record) -> str:
-        return why_not_altered(record, target)
-
-    _act("altered", chosen, by_id if ids else do, mill, as_json, why_not)
+    by_id: _Do = functools.partial(alter_jobs, mill.runtime)
+    do = functools.partial(by_id if ids else mill.broker.alter, rank=rank, queue=target)
+    _act("altered", chosen, do, mill, as_json, lambda record: why_not_altered(record, target))
 
 
 @click.command()
@@ -154,10 +141,7 @@ def delete(
     lease. The id of a group or a chain selects its members or steps, and its hooks.
     """
     chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
-
-    def by_id(part: Sequence[str]) -> list[bool]:
-        return delete_jobs(mill.runtime, part)
-
+    by_id: _Do = functools.partial(delete_jobs, mill.runtime)
     _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
 
 

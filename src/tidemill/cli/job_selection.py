@@ -44,26 +44,10 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--group", default="", metavar="ID", help="Jobs of this group, chain or flow.")
     @click.option("--search", "text", default="", help="Jobs with this text in the arguments.")
     @functools.wraps(function)
-    def verb(
-        *args: Any,
-        states: tuple[str, ...],
-        queue: str,
-        task: str,
-        key: str,
-        tag: str,
-        group: str,
-        text: str,
-        **options: Any,
-    ) -> Any:
-        what = Filter(
-            states=states_of(states),
-            queue=queue,
-            task=task,
-            key=key,
-            tag=tag,
-            text=text,
-            id_prefix=f"{group}." if group else "",
-        )
+    def verb(*args: Any, states: tuple[str, ...], group: str, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in ("queue", "task", "key", "tag", "text")}
+        prefix = f"{group}." if group else ""
+        what = Filter(states=states_of(states), id_prefix=prefix, **given)
         return function(*args, what=what, **options)
 
     return verb

@@ -94,10 +94,5 @@ def _list(mill: Tidemill, as_json: bool, only: tuple[str, bool] | None = None) -
         for row in rows
     ]
     columns = ("limit", "terms", "running#", "keys#?", "state")
-    console.answer_table(
-        {"limits": [limit_public(row) for row in rows]},
-        as_json,
-        columns,
-        cells,
-        f"no limits in {mill.broker.url}",
-    )
+    document = {"limits": [limit_public(row) for row in rows]}
+    console.answer_table(document, as_json, columns, cells, f"no limits in {mill.broker.url}")

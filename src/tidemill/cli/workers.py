@@ -68,9 +68,8 @@ def dump(mill: Tidemill, worker: str, as_json: bool) -> None:
     report = ask_worker(mill.broker, find_worker(mill.broker, worker), "dump")
     if as_json:
         processes = [{"pid": a.pid, "stacks": a.stacks} for a in report.answers]
-        console.print_json(
-            {"worker": report.worker, "processes": processes, "silent": report.silent}
-        )
+        facts = {"worker": report.worker, "processes": processes, "silent": report.silent}
+        console.print_json(facts)
         return
     for answer in report.answers:
         click.echo(f"--- stacks of worker process {answer.pid}\n{console.clean(answer.stacks)}")
@@ -125,15 +124,8 @@ def profile(
     if output is not None:
         _write(output, report, seconds)
     if as_json:
-        console.print_json(
-            {
-                "worker": report.worker,
-                "seconds": seconds,
-                "samples": report.samples,
-                "stacks": report.stacks,
-                "silent": report.silent,
-            }
-        )
+        facts = {name: getattr(report, name) for name in ("worker", "samples", "stacks", "silent")}
+        console.print_json({"seconds": seconds, **facts})
         return
     out = console.console()
     rows = [

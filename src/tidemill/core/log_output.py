@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from tidemill.core.config import storable
+
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -106,7 +108,7 @@ class JsonFormatter(logging.Formatter):
             "time": when.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": _encodable(record.getMessage()),
+            "message": storable(record.getMessage()),
             "pid": record.process,
         }
         given = vars(record)
@@ -117,15 +119,10 @@ class JsonFormatter(logging.Formatter):
             if name not in _STANDARD and _is_jsonable(name, value):
                 line[f"{name}_" if name in _OWN else name] = value
         if record.exc_info:
-            line["exception"] = _encodable(record.exc_text or self.formatException(record.exc_info))
+            line["exception"] = storable(record.exc_text or self.formatException(record.exc_info))
         if record.stack_info:
-            line["stack"] = _encodable(record.stack_info)
+            line["stack"] = storable(record.stack_info)
         return msgspec.json.encode(line).decode()
-
-
-def _encodable(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 cannot hold."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _is_jsonable(name: str, value: Any) -> bool:

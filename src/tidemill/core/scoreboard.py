@@ -205,10 +205,8 @@ def read_scoreboard(
 
     Tokens of settled jobs may be among them.
     """
-    rows = _rows(path, owner_id, folder)
-    if rows is None:
-        return None
-    return {token: started for token, _, started, _ in rows if token != _HEADER}
+    runs = read_runs(path, owner_id, folder)
+    return None if runs is None else {token: started for token, (_, started) in runs.items()}
 
 
 def runs_by_name(owners: Iterable[Owner]) -> dict[str, dict[int, tuple[int, float]] | None]:
@@ -224,12 +222,14 @@ def runs_by_name(owners: Iterable[Owner]) -> dict[str, dict[int, tuple[int, floa
     return found
 
 
-def read_runs(path: str, owner_id: str) -> dict[int, tuple[int, float]] | None:
+def read_runs(
+    path: str, owner_id: str, folder: Folder | None = None
+) -> dict[int, tuple[int, float]] | None:
     """(process id, start) of each run of an owner, by token; None without a scoreboard.
 
     Tokens of settled jobs may be among them.
     """
-    rows = _rows(path, owner_id)
+    rows = _rows(path, owner_id, folder)
     if rows is None:
         return None
     runs, pid = dict[int, tuple[int, float]](), 0

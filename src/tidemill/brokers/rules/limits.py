@@ -10,6 +10,7 @@ take turns: after a lease, a partition comes after the partitions that got no le
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tidemill.brokers.rules.transitions import Item, Jobs, Limit, Ready, ReadyList
 from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
@@ -189,31 +190,25 @@ def _limits_of(jobs: Jobs, envelope: Envelope) -> Iterator[Held]:
 
 
 def show(jobs: Jobs) -> list[LimitStats]:
-    queues = [
-        LimitStats(
-            name=name,
-            queue=True,
-            terms=limited.terms,
-            declared=limited.declared,
-            by_hand=limited.by_hand,
-            running=jobs.queue(name).running,
-            failures=limited.limiter.failures,
-            until=_seconds(jobs, _queue_opens(jobs, name)),
-        )
-        for name, limited in sorted(jobs.queue_limits.items())
-    ]
+
+    def stats(name: str, limit: Limit, running: int, **more: Any) -> LimitStats:
+        own: dict[str, Any] = {
+            "terms": limit.terms,
+            "declared": limit.declared,
+            "by_hand": limit.by_hand,
+        }
+        return LimitStats(name=name, running=running, **own, **more)
+
+    rows = []
+    for name, limit in sorted(jobs.queue_limits.items()):
+        until = _seconds(jobs, _queue_opens(jobs, name))
+        more: dict[str, Any] = {"failures": limit.limiter.failures, "until": until}
+        rows.append(stats(name, limit, jobs.queue(name).running, queue=True, **more))
     sweep(jobs)
-    return queues + [
-        LimitStats(
-            name=name,
-            terms=limited.terms,
-            declared=limited.declared,
-            by_hand=limited.by_hand,
-            running=sum(one.running for key, one in jobs.partitions.items() if key[0] == name),
-            keys=sum(limit == name for limit, _ in jobs.partitions),
-        )
-        for name, limited in sorted(jobs.limits.items())
-    ]
+    for name, limit in sorted(jobs.limits.items()):
+        keys = [part for (of, _), part in jobs.partitions.items() if of == name]
+        rows.append(stats(name, limit, sum(part.running for part in keys), keys=len(keys)))
+    return rows
 
 
 def _seconds(jobs: Jobs, when: int) -> float:
