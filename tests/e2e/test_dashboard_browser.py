@@ -199,6 +199,19 @@ def test_pages_fit_every_screen_and_axe_finds_nothing_serious(
     check_screens(visit, path)
 
 
+def test_the_zone_of_times_is_that_of_the_browser_until_the_viewer_switches(
+    visit: Callable[..., Visit],
+) -> None:
+    page = visit(timezone_id="Asia/Tokyo").go("/queues")
+    zone = page.locator("[data-zone-switch] .zone")
+    for name in ("Asia/Tokyo", "UTC"):
+        expect(zone).to_have_text(name)
+        page.goto(page.url)
+        expect(page.locator("html")).to_have_attribute("data-zone", name)  # of the server
+        page.locator("[data-zone-switch]").click()
+    expect(zone).to_have_text("Asia/Tokyo")
+
+
 def test_the_theme_is_kept(visit: Callable[..., Visit], tmp_path: Path) -> None:
     page = visit(color_scheme="light").go("/help")
     paper = "getComputedStyle(document.body).backgroundColor"

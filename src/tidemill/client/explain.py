@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
 from tidemill.client.compositions import cause_of, cause_text, parents_of, why_not_retried
-from tidemill.core.clock import clock
+from tidemill.core.clock import clock, local_time
 from tidemill.core.config import main_module
 from tidemill.core.envelope import LimitSettings, priority_of
 from tidemill.core.job import GROUP, Attempt, Outcome, Owner, Record, RunOn, State
@@ -257,9 +256,9 @@ def _span(seconds: float) -> str:
 
 
 def _clock(moment: float) -> str:
-    """A wall time in the local zone, with its date unless it is today."""
-    local, today = time.localtime(moment), time.localtime(clock.wall())
-    return time.strftime("%H:%M:%S" if local[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", local)
+    """A wall time in the zone of the reader, with its date unless it is today."""
+    local, today = local_time(moment), local_time(clock.wall())
+    return f"{local:{'%H:%M:%S' if local.date() == today.date() else '%Y-%m-%d %H:%M:%S'}}"
 
 
 # -- from the store ------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ show only these 8.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import itertools
 import os
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from tidemill.core import forks
 
@@ -98,3 +100,14 @@ def short_id(job_id: str) -> str:
     The id of a part of a chain or group also keeps its suffix, which names the part.
     """
     return job_id[26 - _SHORT :] if id_time(job_id) is not None else job_id
+
+
+reader_zone: ContextVar[dt.tzinfo | None] = ContextVar("reader_zone", default=None)
+"""The time zone in which texts for people show times; None for the zone of this process."""
+
+_LATEST = 253_402_000_000.0  # in the year 9999, which is the last of ``datetime``
+
+
+def local_time(moment: float) -> dt.datetime:
+    """A wall time in the zone of the person who reads the text."""
+    return dt.datetime.fromtimestamp(min(moment, _LATEST), dt.UTC).astimezone(reader_zone.get())

@@ -21,6 +21,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from tidemill.app import Tidemill
+from tidemill.core.clock import reader_zone
 from tidemill.dashboard import (
     audit,
     bulk,
@@ -38,6 +39,7 @@ from tidemill.dashboard import (
     tasks,
     workers,
 )
+from tidemill.dashboard.formats import zone_named
 from tidemill.dashboard.http import MOST_BODY, LongResponse, Request
 from tidemill.dashboard.look import Cache, Looks, News
 from tidemill.dashboard.page import Forbidden, NotFound, Page
@@ -47,6 +49,7 @@ from tidemill.dashboard.security import HEADERS, Signer, is_same_origin
 from tidemill.errors import (
     BrokerUnavailable,
     FeatureMissing,
+    InvalidOption,
     JobNotFound,
     ScheduleNotFound,
     TidemillError,
@@ -107,6 +110,9 @@ class Dashboard:
         see_arguments: the least role that sees arguments and results of jobs.
         edit_jobs: the least role that may change arguments and run a job again.
         app: the app as ``tidemill worker`` takes it, for the commands that pages show.
+        zone: the time zone of the site, such as ``Europe/Berlin``. Viewers see times in this zone
+            until they choose UTC or the zone of their browser. Without it, they first see times in
+            the zone of their browser.
         live: how pages learn of changes: ``"sse"`` by a stream of events, ``"poll"`` by repeated
             requests.
         extra: further routes of the server or site. They are tried first. A site with a login page
@@ -114,7 +120,7 @@ class Dashboard:
         ended: True when the process ends, so that event streams end.
 
     Raises:
-        InvalidOption: a role is unknown.
+        InvalidOption: a role or the time zone is unknown.
     """
 
     def __init__(
@@ -126,6 +132,7 @@ class Dashboard:
         see_arguments: str | Role = Role.VIEWER,
         edit_jobs: str | Role = Role.ADMIN,
         app: str = "MODULE:VAR",
+        zone: str = "",
         live: str = "sse",
         extra: Sequence[Route] = (),
         ended: Callable[[], bool] = lambda: False,
@@ -133,6 +140,9 @@ class Dashboard:
         self.mill = mill
         self.title = title
         self.app = app
+        self.zone = zone
+        if zone and zone_named(zone) is None:
+            raise InvalidOption(f"zone must be a time zone such as Europe/Berlin, not {zone!r}")
         self.live = live
         self.logout = any(route.path == "/logout" for route in extra)
         self.see_arguments = role_named("see_arguments", see_arguments)
@@ -163,7 +173,11 @@ class Dashboard:
             response = PlainTextResponse(error.detail, error.status_code)
         else:
             page = Page(self, request, user or User("", Role.VIEWER))
-            response = self._answer(page, known=user is not None)
+            reader = reader_zone.set(zone_named(page.zone))
+            try:
+                response = self._answer(page, known=user is not None)
+            finally:
+                reader_zone.reset(reader)
         response.headers.update(HEADERS)
         if scope["method"] == "HEAD":
             bare = Response(status_code=response.status_code)

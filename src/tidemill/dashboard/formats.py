@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
+import zoneinfo
 
 import msgspec
 
 from tidemill.core.clock import clock as clocks
-from tidemill.core.clock import short_id
+from tidemill.core.clock import local_time, short_id
 from tidemill.core.words import counted
 from tidemill.doctor import words
 
@@ -49,8 +51,16 @@ def ago(when: float | None, now: float | None = None) -> str:
 
 
 def clock(when: float | None) -> str:
-    """A wall time in the zone of the server, to the second."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else NOTHING
+    """A wall time in the zone of the viewer, to the second, with the name of the zone."""
+    return f"{local_time(when):%Y-%m-%d %H:%M:%S %Z}" if when else NOTHING
+
+
+def zone_named(name: str) -> dt.tzinfo | None:
+    """The time zone of this name; None for an unknown name."""
+    try:
+        return dt.UTC if name == "UTC" else zoneinfo.ZoneInfo(name)
+    except (ValueError, KeyError, OSError):
+        return None
 
 
 def iso(when: float) -> str:

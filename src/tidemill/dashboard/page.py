@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.dashboard import audit
-from tidemill.dashboard.formats import FILTERS, ICONS
+from tidemill.dashboard.formats import FILTERS, ICONS, zone_named
 from tidemill.dashboard.http import Request, version_of
 from tidemill.dashboard.job_search import query_text, without_values
 from tidemill.dashboard.look import Look
@@ -39,6 +39,7 @@ _TEMPLATES.filters.update(FILTERS)
 _TEMPLATES.globals["icon_of"] = ICONS
 
 _MESSAGE = "tidemill_flash"
+_ZONE = "tidemill_zone"
 
 
 class Forbidden(Exception):
@@ -56,6 +57,7 @@ class Page:
         mill: the app.
         request: the request.
         user: the user who sent the request.
+        zone: the name of the time zone in which the user wants to see times.
         dashboard: the dashboard, with its settings.
         flashes: the message that the page shows once, by its kind and text, if there is one.
     """
@@ -68,6 +70,8 @@ class Page:
         self.flashes: list[tuple[str, str]] = []
         if "x-live" not in request.headers:  # an update leaves the message to the next page
             self.flashes = dashboard.signer.unpack(request.cookies.get(_MESSAGE, ""))
+        names = (request.cookies.get(_ZONE, ""), dashboard.zone)
+        self.zone = next((name for name in names if name and zone_named(name)), "UTC")
         self._look: Look | None = None
 
     # -- what a page shows -------------------------------------------------------------------------

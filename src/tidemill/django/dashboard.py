@@ -38,7 +38,7 @@ _ADMIN = (*_OPERATOR, "tidemill.delete_queue", "tidemill.delete_schedule")
 def dashboard() -> Dashboard:
     """The dashboard of the project's app. Its pages poll: WSGI cannot hold a stream open."""
     secret = f"tidemill.dashboard {settings.SECRET_KEY}"
-    return Dashboard(project_mill(), secret=secret, live="poll")
+    return Dashboard(project_mill(), secret=secret, live="poll", zone=settings.TIME_ZONE or "")
 
 
 def role_of(user: Any) -> Role | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import json
 import re
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from dashboard_desk import Visitor, read, words
 
-from tidemill import Fail, Limit, Tidemill, group, this_job
+from tidemill import Fail, InvalidOption, Limit, Tidemill, group, this_job
+from tidemill.client.explain import explain_in
 from tidemill.core.job import State
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
@@ -230,6 +232,37 @@ def test_the_page_of_a_job_tells_its_life(mill: Tidemill, anna: Visitor) -> None
         '{"task":"shop.pay","args":[-3],"kwargs":{},"queue":"default"}',
     ):
         assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("cookie", "site", "zone", "shown"),
+    [
+        ("Asia/Tokyo", "Europe/Berlin", "Asia/Tokyo", "2100-01-01 08:30:00 JST"),
+        ("UTC", "Europe/Berlin", "UTC", "2099-12-31 23:30:00 UTC"),
+        ("", "Europe/Berlin", "Europe/Berlin", "2100-01-01 00:30:00 CET"),
+        ("../x", "", "UTC", "2099-12-31 23:30:00 UTC"),
+    ],
+)
+def test_all_times_are_in_the_zone_of_the_viewer(
+    mill: Tidemill, cookie: str, site: str, zone: str, shown: str
+) -> None:
+    moment = dt.datetime(2099, 12, 31, 23, 30, tzinfo=dt.UTC)
+    job = mill.queue("mail").put("a", at=moment)
+    anna = Visitor(Dashboard(mill, zone=site))
+    anna.cookies["tidemill_zone"] = cookie
+    text = anna.get(f"/jobs/{job.id}")
+    assert f"Due {shown}" in words(text)
+    assert f"It waits until {shown[:-4]}, in" in words(text)
+    assert f'title="{shown}"' in text
+    assert f'data-zone="{zone}"' in text
+    assert explain_in(mill.broker, job.refresh()).startswith(
+        f"It waits until {moment.astimezone():%Y-%m-%d %H:%M:%S}, in"
+    )
+
+
+def test_an_unknown_zone_of_the_site_is_refused(mill: Tidemill) -> None:
+    with pytest.raises(InvalidOption, match="zone must be a time zone"):
+        Dashboard(mill, zone="Europe/Berlim")
 
 
 def test_a_result_and_large_arguments_are_shown_in_full(mill: Tidemill, anna: Visitor) -> None:

@@ -6,6 +6,23 @@
   const all = (query, from) => Array.from((from || document).querySelectorAll(query));
   const one = (query) => document.querySelector(query);
 
+  // -- time zone ---------------------------------------------------------------------------------
+  // The server writes times in the zone of a cookie. Without a cookie and a zone of the site, the
+  // zone is that of the browser.
+
+  const page = document.documentElement.dataset;
+  const browserZone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+
+  function setZone(name) {
+    document.cookie = `tidemill_zone=${name}; path=${root || "/"}; max-age=31536000; samesite=strict`;
+  }
+
+  function nextZone() {
+    const zones = [...new Set([page.siteZone || "UTC", "UTC", browserZone])];
+    setZone(zones[(zones.indexOf(page.zone) + 1) % zones.length]);
+    location.href = location.pathname + location.search;
+  }
+
   // -- live news ---------------------------------------------------------------------------------
   // An event says that something has changed. The page then requests its own URL, and replaces the
   // element #live. With data-every="2" the page asks every 2 seconds; with data-still it never asks.
@@ -99,7 +116,7 @@
   }
 
   function time(moment) {
-    return new Date(moment).toLocaleTimeString("en-GB");
+    return new Date(moment).toLocaleTimeString("en-GB", { timeZone: page.zone });
   }
 
   function togglePause() {
@@ -191,6 +208,7 @@
     if (!target) return;
     if ("copy" in target.dataset) copy(target);
     if ("liveSwitch" in target.dataset) togglePause();
+    if ("zoneSwitch" in target.dataset) nextZone();
     if ("themeSwitch" in target.dataset) { one("[data-theme-name]").textContent = window.tidemillTheme(); draw(true); }
     if ("toggle" in target.dataset) {
       const open = document.getElementById(target.dataset.toggle).classList.toggle("open");
@@ -296,13 +314,14 @@
     const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     return {
       width, height,
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), page.zone),
       hooks: { draw: [(plot) => drawMarks(plot, data.marks || [])] },
       cursor: { points: { size: 7 }, drag: { x: false, y: false } },
       legend: { live: true },
       axes: [{ ...axis, size: 36, values: CLOCK }, { ...axis, size: 64, incrs: data.unit === "s" ? SPANS : COUNTS, values: (_, ticks) => ticks.map((tick) => text(tick, data.unit)) }],
       scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
       series: [
-        { label: "\u00a0", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleString("sv")) },
+        { label: "\u00a0", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleString("sv", { timeZone: page.zone })) },
         ...data.lines.map((line) => ({
           label: line.name, stroke: style(`--${line.color}`), width: 2, spanGaps: false,
           fill: line.fill ? style(`--${line.color}-soft`) : undefined, dash: line.dash, points: { show: false, filter: lonely, size: 5 },
@@ -375,9 +394,15 @@
     }
     const name = one("[data-theme-name]");
     if (name) name.textContent = document.documentElement.dataset.theme;
+    const isFirst = !page.siteZone && !document.cookie.includes("tidemill_zone=");
+    if (isFirst) {
+      setZone(browserZone);
+      page.zone = one(".zone").textContent = browserZone;
+    }
     draw(false);
     reach();
     connect();
+    if (isFirst) refresh();
     show("live");
   });
 })();
