@@ -81,8 +81,13 @@ class Arguments:
     def each(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Argument]:
         """The arguments of a checked call, each with its parameter."""
         by_name, by_place, rest, others = self._converters
-        places = list(_named_places(self.signature))
-        star, double_star = _stars(self.signature)
+        kinds: dict[Any, list[str]] = {}
+        for name, parameter in self.signature.parameters.items():
+            kinds.setdefault(parameter.kind, []).append(name)
+        kind = inspect.Parameter
+        places = kinds.get(kind.POSITIONAL_ONLY, []) + kinds.get(kind.POSITIONAL_OR_KEYWORD, [])
+        (star,) = kinds.get(kind.VAR_POSITIONAL, [""])
+        (double_star,) = kinds.get(kind.VAR_KEYWORD, [""])
         hints = self._hints
         for index, value in enumerate(args):
             if index < len(places):
@@ -202,20 +207,6 @@ def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], fro
         if needed <= allowed:
             shapes[given] = frozenset(needed), frozenset(allowed)
     return shapes
-
-
-def _named_places(signature: inspect.Signature) -> Iterator[str]:
-    """The names of the parameters that a position can fill."""
-    for name, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            yield name
-
-
-def _stars(signature: inspect.Signature) -> tuple[str, str]:
-    """The names of the parameters ``*args`` and ``**kwargs``; an empty name if one is missing."""
-    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    positional, keyword = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return kinds.get(positional, ""), kinds.get(keyword, "")
 
 
 def _class_of(function: Callable[..., Any]) -> Any:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -309,7 +310,7 @@ class PendingPuts:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._parts: list[Envelope | Publication] = []
-        self._jobs: list[Job[Any]] = []
+        self._handles: list[list[Job[Any]]] = []  # of each part
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -319,16 +320,17 @@ class PendingPuts:
             Job(self._runtime, envelope.id, pending=UNCOMMITTED) for envelope in envelopes
         ]
         self._parts += envelopes
-        self._jobs += jobs
+        self._handles += [[job] for job in jobs]
         return jobs
 
     def publish(self, made: Publication) -> None:
         """Add a publication. Its queues are found when the publication is stored."""
         self._parts.append(made)
+        self._handles.append(made.jobs)
 
     def holds(self, job_id: str) -> bool:
         """True when the job is among these puts."""
-        return any(job.id == job_id for job in self._jobs)
+        return any(job.id == job_id for handles in self._handles for job in handles)
 
     def names(self) -> list[str]:
         """The task and the id of each job, and the topic of each publication, in order."""
@@ -349,22 +351,12 @@ class PendingPuts:
             return
         jobs = [part for part in self._parts if isinstance(part, Envelope)]
         if len(jobs) == len(self._parts):
-            handles, puts = self._jobs, self._runtime.broker.put(jobs, txn=txn)
+            puts = self._runtime.broker.put(jobs, txn=txn)
         else:
             puts = self._runtime.topics.put(self._parts, txn)
-            handles = list(self._all_handles())
         pending = UNCOMMITTED if txn is not None else ""
-        for job, put in zip(handles, puts, strict=True):
+        for job, put in zip(itertools.chain(*self._handles), puts, strict=True):
             job.confirm(put.id, put.placed, pending=pending)  # a key may keep an older job
-
-    def _all_handles(self) -> Iterator[Job[Any]]:
-        """The handles of all jobs and copies, in the order of the puts."""
-        jobs = iter(self._jobs)
-        for part in self._parts:
-            if isinstance(part, Publication):
-                yield from part.jobs
-            else:
-                yield next(jobs)
 
 
 class OpenBatch(Protocol):
