@@ -87,11 +87,6 @@ def group_results(
 
     With ``lenient`` the result of a member that did not succeed is None. With ``keys`` the results
     must be signed.
-
-    Raises:
-        JobPruned: the group or a member is no longer kept.
-        Fail: a member did not succeed.
-        BadSignature: a result, or the number of members, is not signed with one of the keys.
     """
     (record,) = broker.wait_for([group_id], 0)
     if record is not None:
@@ -155,11 +150,7 @@ def cancel_all(runtime: Runtime, whole_id: str, terminate: bool) -> int:
 
 
 def cancel_group(runtime: Runtime, group_id: str, terminate: bool) -> int:
-    """Cancel the members of a group, and return how many were cancelled.
-
-    The group ends with its last member. A group whose producer has not stored all members ends at
-    once.
-    """
+    """Cancel the members of a group; return how many. One that lacks members ends at once."""
     cancelled = cancel_all(runtime, group_id, terminate)
     record = runtime.job_store.get(group_id)
     if record is not None and lacks_members(runtime, record):
@@ -178,11 +169,7 @@ def cancel_jobs(
     terminate: bool = False,
     may: Callable[[str], bool] = _any,
 ) -> list[bool]:
-    """Cancel jobs; False for each that has ended. An id of a chain or group is the whole.
-
-    If ``may`` is False for the id of a chain, only the job with this id is cancelled; for the id of
-    a group, nothing is.
-    """
+    """Cancel jobs, or wholes where ``may`` is true; False for each job that has ended."""
 
     def cancel_whole(whole_id: str, record: Record | None) -> bool:
         if record is not None and record.envelope.task == GROUP:
@@ -284,11 +271,7 @@ def retry_all(runtime: Runtime, whole_id: str) -> int:
 
     The newest job comes first, and a job is newer than the jobs that wait for it. So a job that was
     cancelled finds the jobs before it unfinished, and waits for them. If all jobs succeeded or go
-    on, scheduled jobs become ready. Hooks are left out.
-
-    Raises:
-        RetryRefused: a job still stops, or a group lacks members, or a job before all these jobs
-            did not succeed.
+    on, scheduled jobs become ready. Hooks are left out. ``RetryRefused`` names what prevents it.
     """
     if why := _hindrance(runtime, whole_id):
         raise RetryRefused(f"{whole_id} cannot run again: {why}")
@@ -329,11 +312,7 @@ def retry_job(runtime: Runtime, job_id: str, *, force: bool = False) -> bool:
 def retry_jobs(
     runtime: Runtime, ids: Iterable[str], *, force: bool = False, may: Callable[[str], bool] = _any
 ) -> list[bool]:
-    """Retry jobs, the first first; False for each refusal. An id of a chain or group is the whole.
-
-    ``force`` has no effect on a chain or a group. If ``may`` is False for the id of a chain or
-    group, only the job with this id is retried.
-    """
+    """Retry jobs, or wholes where ``may`` is true; False for each refusal. No whole is forced."""
     ids, store = list(ids), runtime.job_store
     if not _has_flows(runtime):
         return store.retry(ids, force=force)

@@ -81,11 +81,7 @@ class Declarations:
         return [(name, _body_of(task.options)) for name, task in list(self._runtime.tasks.items())]
 
     def complete(self, task: str, options: Options) -> Options:
-        """The options of a call by name: the declared options, changed by the given options.
-
-        A call without a declaration gets the defaults of this app. For this, the call must name its
-        queue, or ``allow_imports`` must allow the path.
-        """
+        """The options of a call by name: the declared or default options, and the given ones."""
         given = options.given or {}
         base = self._base(task, given)
         return base.changed(f"a call of {task}", given, CALL_OPTIONS) if given else base

@@ -253,17 +253,22 @@ def settle_together(
 
 
 def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:
-    """A copy of a message with ttr=0 that was acknowledged, but could not be handed over.
-
-    The acknowledgement has deleted the message from the store. A new put of the copy makes it ready
-    at once, behind the other messages of its priority.
-    """
+    """A copy of a message with ttr=0 that was acknowledged, but could not be handed over."""
     left = 0.0
     if envelope.expires:
         left = max(0.001, envelope.created + envelope.expires - clock.wall())
     return msgspec.structs.replace(
         envelope, delay=0.0, at=0.0, rank=lease.rank, expires=left, unique=None
     )
+
+
+def consumer_here(owner_id: str, what: str = "") -> Owner:
+    """An owner of messages in this process; ``what`` comes before its host in its name."""
+    import socket
+
+    host, pid, now = socket.gethostname(), os.getpid(), clock.wall()
+    name = f"{what}{host}:{pid}"
+    return Owner(id=owner_id, kind="consumer", name=name, host=host, pid=pid, started=now)
 
 
 class Session:
@@ -304,17 +309,7 @@ class Session:
                 self._changed.notify_all()
 
     def _attach(self, runtime: Runtime) -> str:
-        import socket
-
-        host, pid = socket.gethostname(), os.getpid()
-        owner = Owner(
-            id=new_id(),
-            kind="consumer",
-            name=f"{host}:{pid}",
-            host=host,
-            pid=pid,
-            started=clock.wall(),
-        )
+        owner = consumer_here(new_id())
         runtime.broker.attach(owner)
         self.attached[owner.id] = owner
         return owner.id

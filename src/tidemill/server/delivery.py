@@ -46,11 +46,7 @@ def value_in(envelope: Envelope, keys: Sequence[bytes]) -> Any:
 async def deliver(
     shared_owner: SharedOwner, jobs: Sequence[ReservedJob], has_left: Callable[[], bool]
 ) -> Sequence[ReservedJob]:
-    """The jobs to write to their client now; none when the client has left.
-
-    Raises:
-        BrokerUnavailable: an acknowledgement may not have been stored.
-    """
+    """The jobs to write to their client now; none when the client has left."""
     once = [job for job in jobs if job.envelope.at_most_once]
     others = [job for job in jobs if not job.envelope.at_most_once]
     if has_left():

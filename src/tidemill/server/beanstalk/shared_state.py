@@ -15,7 +15,6 @@ import asyncio
 import collections
 import os
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -24,8 +23,9 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.job_numbers import with_job_numbers
-from tidemill.core.clock import clock, new_id
-from tidemill.core.job import Lease, Owner
+from tidemill.client.messages import consumer_here
+from tidemill.core.clock import new_id
+from tidemill.core.job import Lease
 from tidemill.server.shared_owner import SharedOwner
 from tidemill.server.waiters import PendingCommit
 
@@ -286,20 +286,12 @@ class PortState:
     """The state of one port. Made in its event loop, when the store is open."""
 
     def __init__(self, mill: Tidemill, *, tasks: bool, max_job_size: int) -> None:
-        host, pid = socket.gethostname(), os.getpid()
         self.mill = mill
         self.broker = mill.broker
         self.store_numbers = with_job_numbers(mill.broker, "--beanstalk")
         self.tasks = tasks
         self.max_job_size = max_job_size
-        self.owner = Owner(
-            id=new_id(),
-            kind="consumer",
-            name=f"beanstalk {host}:{pid}",
-            host=host,
-            pid=pid,
-            started=clock.wall(),
-        )
+        self.owner = consumer_here(new_id(), "beanstalk ")
         self.shared_owner = SharedOwner(
             self.broker, self.owner, tasks=tasks, on_lost_commit=self._on_lost_commit
         )

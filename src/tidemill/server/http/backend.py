@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import (
@@ -24,9 +22,10 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.exchange import Reply, Step
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.job_handle import Job
+from tidemill.client.messages import consumer_here
 from tidemill.core.clock import clock
 from tidemill.core.envelope import Envelope
-from tidemill.core.job import Note, Outcome, Owner, Put, Verdict
+from tidemill.core.job import Note, Outcome, Put, Verdict
 from tidemill.errors import StoreFull, StoreMoved
 from tidemill.server.http.exchange import ClientGone, Exchange
 from tidemill.server.http.problems import Problem
@@ -270,15 +269,9 @@ class Backend:
 
     def _new_shared_owner(self, tasks: Sequence[str] = ()) -> SharedOwner:
         """A shared owner for messages, or for these tasks; it is not open yet."""
-        host, pid = socket.gethostname(), os.getpid()
-        owner = Owner(
-            id=new_owner_id(),
-            kind="consumer",
-            name=f"server {host}:{pid}",
-            host=host,
-            pid=pid,
-            started=clock.wall() if tasks else self.started,
-        )
+        owner = consumer_here(new_owner_id(), "server ")
+        if not tasks:
+            owner.started = self.started
         broker = self.mill.broker
         # Clients keep their jobs when the server ends. They lose a job when its ttr is over. They
         # also lose their jobs when the next server finds that this owner was silent for its lease.
