@@ -339,7 +339,10 @@ def delete_queue(runtime: Runtime, name: str, *, force: bool) -> int:
     """
     check_users(name)
     runtime.features.need(Feature.INSPECT, "deleting a queue")
-    broker, row = runtime.broker, _row(runtime, name)
+    broker = runtime.broker
+    rows = {row.name: row for row in broker.stats()}
+    if (row := rows.get(name)) is None:
+        raise no_such_queue(name, rows)
     if row.running:
         raise QueueHasJobs(
             f"queue {name!r} has {counted(row.running, 'running job')}; cancel or await them, then "
@@ -362,13 +365,6 @@ def delete_queue(runtime: Runtime, name: str, *, force: bool) -> int:
 def no_such_queue(name: str, known: Iterable[str]) -> TidemillError:
     """The error for a name that no queue has."""
     return TidemillError(f"no queue has the name {name!r} here; {hint(name, known)}")
-
-
-def _row(runtime: Runtime, name: str) -> QueueStats:
-    rows = {row.name: row for row in runtime.broker.stats()}
-    if name not in rows:
-        raise no_such_queue(name, rows)
-    return rows[name]
 
 
 def _refuse_jobs(runtime: Runtime, row: QueueStats) -> None:

@@ -317,11 +317,8 @@ class EmbeddedWorker:
 
     The worker is a process of its own, so the server runs no user code, and user code cannot hold
     the server's interpreter lock. The worker ends with the server, however the server ends. When
-    the worker ends by itself, the server starts it again.
-
-    Args:
-        arguments: the arguments of ``tidemill worker``.
-        unusable: called with the exit code when the worker cannot start at all.
+    the worker ends by itself, the server starts it again. ``unusable`` is called with the exit code
+    when the worker cannot start at all.
     """
 
     def __init__(self, arguments: Sequence[str], unusable: Callable[[int], None]) -> None:

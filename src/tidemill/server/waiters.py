@@ -148,10 +148,8 @@ class Waiters:
         """The next request to the store, and the clients for which it is the first look.
 
         The request never leases more jobs than clients can take, even if all jobs come from one
-        queue. The jobs go to clients whose first look this is, and to clients that looked before. A
-        client whose first look is still to come gets none: another queue may have a better job.
-
-        When all clients have looked, the request covers all queues and announces the sleep.
+        queue. A client whose first look is still to come gets none: another queue may have a better
+        job. When all clients have looked, the request covers all queues and announces the sleep.
         """
         queues, mode, self._first = tuple(self._by_queue), merged, {}
         sleep = not self._new

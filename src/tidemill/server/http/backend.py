@@ -75,9 +75,7 @@ class _Entry:
 class TaskOwners:
     """The shared owners of a server by their tasks. ``make`` makes an owner without opening it.
 
-    All clients of such an owner know the same tasks, so each client may get any task that the owner
-    leases. A shared owner is closed when it had no requests for a while. Its clients keep the jobs
-    that they hold.
+    All clients of such an owner know the same tasks, so each may get any task that it leases.
     """
 
     def __init__(self, make: Callable[[Sequence[str]], SharedOwner]) -> None:

@@ -240,12 +240,7 @@ def _row(where: str, name: str, schema: dict[str, Any], needed: bool) -> str:
 
 
 _KINDS = {"boolean": "true or false", "integer": "whole number", "string": "text"}
-_BOUNDS = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "maxLength": "at most",
-    "maxItems": "at most",
-}
+_BOUNDS = {"minimum": "at least"} | dict.fromkeys(("maximum", "maxLength", "maxItems"), "at most")
 
 
 def _values(schema: dict[str, Any]) -> str:
