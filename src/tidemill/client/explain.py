@@ -364,11 +364,7 @@ _INTERRUPTED = re.compile(
 
 
 def with_interrupted_runs(record: Record) -> Record:
-    """The record with each interrupted run as an attempt, instead of as a line of the log.
-
-    An interrupted run counts no attempt: its number is 0, and its outcome is ``RELEASE``. A run
-    that was lost with its worker has no start, since nobody knows whether the task began.
-    """
+    """The record with each interrupted run as an attempt 0, instead of a line of the log."""
     log, runs = [], [*record.attempts]
     for when, line in record.log:
         match = _INTERRUPTED.fullmatch(line)

@@ -369,9 +369,8 @@ class Consumers:
     ) -> list[Message]:
         """See :meth:`tidemill.Tidemill.get_many`. Empty when the ``session`` is over.
 
-        If an exchange asks for a wake-up, a store with fewer messages than ``count`` records that
-        the owner waits. So for several messages, the first exchange asks for no wake-up. The next
-        exchange asks for a wake-up if the queues were empty.
+        For several messages, the first exchange asks for no wake-up: a store with fewer messages
+        would record that the owner waits. The next exchange asks if the queues were empty.
         """
         if isinstance(queues, str) or not queues:
             raise InvalidOption("queues must be a list of at least one queue name")

@@ -54,8 +54,8 @@ class Threads:
     async def in_transaction(self, txn: Any, put: Callable[[], T]) -> T:
         """Make a put in the caller's transaction.
 
-        A synchronous transaction is used in the calling thread. An async transaction is used in a
-        thread of the pool. A cancelled call still waits until this thread has ended its work.
+        A synchronous transaction is used in the calling thread, an async one in a thread of the
+        pool. A cancelled call still waits until this thread has ended its work.
         """
         execute = getattr(type(txn), "execute", None)
         if execute is None or not inspect.iscoroutinefunction(inspect.unwrap(execute)):

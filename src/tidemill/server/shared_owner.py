@@ -43,8 +43,7 @@ class SharedOwner:
     Args:
         owner: the owner as the store lists it.
         tasks: also lease tasks, not only raw messages.
-        knows: lease tasks for these names, and no messages. Other tasks of the queues are given
-            back, and tried again later.
+        knows: lease tasks of these names, and no messages; other tasks are given back.
         stays: detach the owner at the end only if its clients hold nothing, so that clients keep
             their jobs when the server ends.
         on_lost_commit: receives a failed commit in the loop, when clients have lost its jobs. With
@@ -112,9 +111,8 @@ class SharedOwner:
     ) -> list[ReservedJob]:
         """Up to ``count`` jobs as soon as a job is available; none after ``timeout`` seconds.
 
-        The wait may last a little longer than ``timeout`` (:func:`round_moment`), but never longer
-        than ``latest`` seconds. A cancelled call reserves nothing. ``queues`` are one or more
-        distinct names.
+        The wait may last a little longer (:func:`round_moment`), but never longer than ``latest``
+        seconds. A cancelled call reserves nothing. ``queues`` are distinct names.
         """
         if self.closing:
             return []

@@ -54,8 +54,7 @@ class Token(
 ):
     """One token in the file. Times are epoch seconds; ``expires`` 0 means never.
 
-    A token with ``queues`` may use only these queues. An empty list is invalid: an editor who
-    removed the last queue did not mean all queues.
+    An empty list of ``queues`` is invalid: who removed the last queue did not mean all queues.
     """
 
     name: str

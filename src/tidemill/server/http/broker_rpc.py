@@ -222,7 +222,7 @@ class BrokerRpc:
     async def _wait_for(
         self, receive: Receive, ids: Sequence[str], timeout: float, first: bool = False
     ) -> bytes:
-        """The records of jobs. After a wait, all records are read again."""
+        """The records of jobs, all read again after a wait."""
         loop = asyncio.get_running_loop()
         unfinished, answer = await loop.run_in_executor(self._threads, self._records, ids)
         if unfinished and timeout > 0 and not (first and len(unfinished) < len(ids)):

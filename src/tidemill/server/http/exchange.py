@@ -175,11 +175,8 @@ class Exchange:
 
     @property
     def has_left(self) -> bool:
-        """True when the client has left, and since then :meth:`leaving` was called.
-
-        A connection that closes drops what is written, some turns of the event loop before the task
-        of :meth:`leaving` ends. So the connection is asked, too.
-        """
+        """True when the client has left, and since then :meth:`leaving` was called."""
+        # A connection that closes drops what is written, before the task of leaving() ends.
         closes = self.scope.get("tidemill.is_closing")
         return self._leaving is not None and (
             self._leaving.done() or (closes is not None and closes())

@@ -33,18 +33,14 @@ def check_queues(exchange: Exchange, queues: Iterable[str]) -> None:
 def check_put(
     exchange: Exchange, envelopes: Iterable[Envelope], given: Iterable[MessageOptions]
 ) -> None:
-    """Check that the token may put these jobs: in its queues, without keys and limits.
-
-    A key is unique in all queues, so a job of another queue may have it. A limit that a request
-    gives changes the limit of this name for all queues. ``given`` has the options of the requests.
-    """
+    """Check that the token may put these jobs: in its queues, without keys and limits."""
     if not allowed_queues(exchange):
         return
     for envelope in envelopes:
         check_queues(exchange, [envelope.queue])
-        if envelope.key:
+        if envelope.key:  # a job of another queue may have it
             raise _refused(exchange, "not put jobs with a key, since a key is unique in all queues")
-    if any(options.limit is not None for options in given):
+    if any(options.limit is not None for options in given):  # it changes the limit for all queues
         raise _refused(exchange, "not put jobs with a limit, since a limit holds in all queues")
 
 

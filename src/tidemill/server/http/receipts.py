@@ -113,11 +113,7 @@ def _none(receipt: str) -> Problem:
 
 
 class PutsById:
-    """The latest jobs that clients have put under ids of their own, each for ``REPEATS`` seconds.
-
-    The server keeps these jobs in memory, and forgets them at a restart. A record in the store
-    would cost each put a second write.
-    """
+    """The latest jobs put under ids of clients, in memory: a record would cost a second write."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, tuple[bytes, float]] = OrderedDict()

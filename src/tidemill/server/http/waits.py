@@ -282,10 +282,7 @@ class Presence:
     async def wait(
         self, owner_ids: Sequence[str], timeout: float, gone: Callable[[], Awaitable[None]]
     ) -> bool:
-        """Keep the consumers present until the client leaves or the time is over.
-
-        Returns False: the client sends the request again.
-        """
+        """Keep the consumers present until the client leaves or the time is over; then False."""
         for owner_id in owner_ids:
             self._asked[owner_id] += 1
             if timer := self._absent.pop(owner_id, None):
@@ -387,10 +384,7 @@ class ParkedWaits:
         server: str,
         gone: Callable[[], Coroutine[Any, Any, object]],
     ) -> bool:
-        """True as soon as something may have happened, False when the time is over.
-
-        ``gone`` returns when the client has left.
-        """
+        """True as soon as something may have happened, False when the time is over."""
         if server != self._name:  # the owner's last exchange was with another server
             await asyncio.sleep(_PAUSE)
             return True
