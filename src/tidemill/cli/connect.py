@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -18,6 +18,7 @@ from tidemill.core.log_output import FORMATS, LEVELS, LogSettings
 from tidemill.errors import BrokerUnavailable
 
 Verb = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NEEDS = {
     **dict.fromkeys(("jobs", "job", "explain", "retry", "delete"), Feature.FAILED),
@@ -56,6 +57,12 @@ app_option = click.option(
     help="The app whose store has the jobs.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def with_default(names: str, kind: Any, default: Any, help: str, **more: Any) -> Callable[[F], F]:
+    """An option whose help shows its default; ``names`` have spaces between them."""
+    options = {"type": kind, "default": default, "show_default": True, "help": help}
+    return click.option(*names.split(), **options, **more)
 
 
 def store_options(function: Verb) -> Verb:

@@ -56,10 +56,8 @@ class Table:
     """The number of a row to show in reverse colours, from 1 on; 0 for none."""
 
     def __init__(self, columns: Sequence[tuple[int, bool]], rows: Sequence[Sequence[Any]]) -> None:
-        """``columns`` have a width, and True if they are aligned to the right.
-
-        A cell is a string or a styled text. The first row is the header.
-        """
+        """``columns`` have a width, and True if they are aligned to the right."""
+        # A cell is a string or a styled text. The first row is the header.
         self._columns, self._rows = columns, rows
 
     def __rich_console__(self, console: Console, options: object) -> Iterator[Segment]:

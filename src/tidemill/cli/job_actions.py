@@ -16,14 +16,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
 from tidemill.cli.connect import json_option, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
-from tidemill.client.compositions import (
-    alter_jobs,
-    cancel_jobs,
-    delete_jobs,
-    is_hook,
-    lacks_members,
-    retry_jobs,
-)
+from tidemill.client import compositions
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
 from tidemill.core.job import GROUP, WAITING_STATES, Record, State
@@ -64,7 +57,7 @@ def retry(
     if force and ids:
         _refuse_force(mill, chosen)
 
-    do = functools.partial(retry_jobs, mill.runtime, force=force)
+    do = functools.partial(compositions.retry_jobs, mill.runtime, force=force)
     _act("retried", chosen, do, mill, as_json, functools.partial(why_not_run, mill.runtime))
 
 
@@ -90,7 +83,7 @@ def cancel(
     a chain selects all its jobs.
     """
     chosen = _chosen(mill, ids, what, _CANCELLED, "cancel", everything)
-    by_id: _Do = functools.partial(cancel_jobs, mill.runtime)
+    by_id: _Do = functools.partial(compositions.cancel_jobs, mill.runtime)
     do = functools.partial(by_id if ids else mill.broker.cancel, terminate=terminate)
     _act("cancelled", chosen, do, mill, as_json)
 
@@ -121,7 +114,7 @@ def alter(
     rank, target = check_alter(priority, target)
     mill.runtime.features.need(Feature.ALTER, "alter")
     chosen = _chosen(mill, ids, what, WAITING_STATES, "alter", everything)
-    by_id: _Do = functools.partial(alter_jobs, mill.runtime)
+    by_id: _Do = functools.partial(compositions.alter_jobs, mill.runtime)
     do = functools.partial(by_id if ids else mill.broker.alter, rank=rank, queue=target)
     _act("altered", chosen, do, mill, as_json, lambda record: why_not_altered(record, target))
 
@@ -141,7 +134,7 @@ def delete(
     lease. The id of a group or a chain selects its members or steps, and its hooks.
     """
     chosen = _chosen(mill, ids, what, frozenset(), "delete", everything)
-    by_id: _Do = functools.partial(delete_jobs, mill.runtime)
+    by_id: _Do = functools.partial(compositions.delete_jobs, mill.runtime)
     _act("deleted", chosen, by_id if ids else mill.broker.delete, mill, as_json)
 
 
@@ -193,8 +186,8 @@ def _follows(mill: Tidemill, record: Record, what: Filter, verb: str) -> bool:
     # except when its producer died before all members were stored.
     is_group = record.envelope.task == GROUP
     if what.id_prefix:
-        return is_group or is_hook(record)
-    return is_group and (verb == "retry" or not lacks_members(mill.runtime, record))
+        return is_group or compositions.is_hook(record)
+    return is_group and (verb == "retry" or not compositions.lacks_members(mill.runtime, record))
 
 
 def _why_not_ended(record: Record) -> str:

@@ -11,7 +11,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.connect import json_option, store_options, with_default
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
 from tidemill.client.compositions import size_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
@@ -33,14 +33,7 @@ _LINE_MOST = 10_000  # columns, so that no line is wrapped
 
 @click.command()
 @filter_options
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    help="The most jobs that are listed.",
-)
+@with_default("-n --limit", click.IntRange(1, 100_000), 20, "The most jobs that are listed.")
 @click.option("--cursor", default="", help="Continue an earlier list from its end.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print the last traceback of each job.")
 @json_option

@@ -18,7 +18,7 @@ from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
 from tidemill.brokers.contract.features import Feature
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, log_options
+from tidemill.cli.connect import json_option, log_options, with_default
 from tidemill.core.clock import clock
 from tidemill.core.log_output import LogSettings, log_output
 from tidemill.errors import FeatureMissing, InvalidOption
@@ -37,12 +37,8 @@ _ROLES = ["viewer", "operator", "admin"]
 @click.command()
 @click.argument("where", required=False, metavar="[APP or URL]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8333,
-    show_default=True,
-    help="The port to listen on; 0 for any free port.",
+@with_default(
+    "--port", click.IntRange(0, 65535), 8333, "The port to listen on; 0 for any free port."
 )
 @_AUTH
 @click.option("--tls-cert", default="", metavar="FILE", help="Serve https with this certificate.")
@@ -59,21 +55,15 @@ _ROLES = ["viewer", "operator", "admin"]
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Also accept this host name."
 )
-@click.option(
-    "--max-request",
-    type=click.IntRange(1024),
-    default=16 << 20,
-    show_default=True,
-    metavar="BYTES",
-    help="The most bytes of a request.",
+@with_default(
+    "--max-request", click.IntRange(1024), 16 << 20, "The most bytes of a request.", metavar="BYTES"
 )
-@click.option(
+@with_default(
     "--max-memory",
-    type=click.IntRange(1024),
-    default=256 << 20,
-    show_default=True,
+    click.IntRange(1024),
+    256 << 20,
+    "The most bytes of memory for large bodies and answers together.",
     metavar="BYTES",
-    help="The most bytes of memory for large bodies and answers together.",
 )
 @click.option(
     "--rate",
@@ -81,43 +71,35 @@ _ROLES = ["viewer", "operator", "admin"]
     default=0.0,
     help="The most requests per second of each client; 0 for no limit.",
 )
-@click.option(
-    "--max-connections",
-    type=click.IntRange(1),
-    default=10_000,
-    show_default=True,
-    help="The most open connections at a time.",
+@with_default(
+    "--max-connections", click.IntRange(1), 10_000, "The most open connections at a time."
 )
-@click.option(
+@with_default(
     "--body-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Seconds that receiving a body, or sending an answer, may take.",
+    click.FloatRange(0, min_open=True),
+    60.0,
+    "Seconds that receiving a body, or sending an answer, may take.",
 )
-@click.option(
+@with_default(
     "--longest-poll",
-    type=click.FloatRange(0),
-    default=300.0,
-    show_default=True,
-    help="Seconds that a long poll may take; a proxy in front must allow them.",
+    click.FloatRange(0),
+    300.0,
+    "Seconds that a long poll may take; a proxy in front must allow them.",
 )
-@click.option(
+@with_default(
     "--shutdown-timeout",
-    type=click.FloatRange(1),
-    default=30.0,
-    show_default=True,
-    help="Seconds for open requests after the first TERM or INT.",
+    click.FloatRange(1),
+    30.0,
+    "Seconds for open requests after the first TERM or INT.",
 )
 @click.option(
     "--dashboard/--no-dashboard", default=True, show_default=True, help="Serve the dashboard at /."
 )
-@click.option(
+@with_default(
     "--see-arguments",
-    type=click.Choice(_ROLES),
-    default="viewer",
-    show_default=True,
-    help="The least role that sees arguments and results of jobs.",
+    click.Choice(_ROLES),
+    "viewer",
+    "The least role that sees arguments and results of jobs.",
 )
 @click.option(
     "--beanstalk",
@@ -137,13 +119,12 @@ _ROLES = ["viewer", "operator", "admin"]
     is_flag=True,
     help="Trust all clients of the beanstalk port, which has no auth.",
 )
-@click.option(
+@with_default(
     "--beanstalk-max-job",
-    type=click.IntRange(1),
-    default=65535,
-    show_default=True,
+    click.IntRange(1),
+    65535,
+    "The most bytes of a beanstalk job's body.",
     metavar="BYTES",
-    help="The most bytes of a beanstalk job's body.",
 )
 @click.option("--public-metrics", is_flag=True, help="Serve /metrics without a token.")
 @click.option(
@@ -248,13 +229,7 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-@click.option(
-    "--role",
-    type=click.Choice(_ROLES),
-    default="operator",
-    show_default=True,
-    help="What clients with the token may do.",
-)
+@with_default("--role", click.Choice(_ROLES), "operator", "What clients with the token may do.")
 @click.option(
     "--days",
     type=click.FloatRange(0, min_open=True),

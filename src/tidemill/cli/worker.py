@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from tidemill.brokers.contract.exchange import Mode
-from tidemill.cli.connect import log_options
+from tidemill.cli.connect import log_options, with_default
 from tidemill.core.config import check_name
 from tidemill.core.log_output import LogSettings, log_output
 
@@ -77,13 +77,11 @@ def _limit(folder: Path) -> float | None:
     show_default="one per core that this process may use",
     help="The number of worker processes.",
 )
-@click.option(
-    "-c",
-    "--concurrency",
-    type=click.IntRange(1, 10_000),
-    default=8,
-    show_default=True,
-    help="Jobs at a time in each process; 1 runs them in the main thread.",
+@with_default(
+    "-c --concurrency",
+    click.IntRange(1, 10_000),
+    8,
+    "Jobs at a time in each process; 1 runs them in the main thread.",
 )
 @click.option(
     "-Q",
@@ -97,20 +95,18 @@ def _limit(folder: Path) -> float | None:
     help="The order of several queues: strict (default with -Q), fair (default without) or merged.",
 )
 @click.option("--burst", is_flag=True, help="End when no job is ready any more.")
-@click.option(
+@with_default(
     "--stuck-grace",
-    type=click.FloatRange(0),
-    default=60.0,
-    show_default=True,
-    help="Seconds for the other jobs of a process with a stuck job; an hour if one of these jobs "
+    click.FloatRange(0),
+    60.0,
+    "Seconds for the other jobs of a process with a stuck job; an hour if one of these jobs "
     "cannot be retried.",
 )
-@click.option(
+@with_default(
     "--shutdown-timeout",
-    type=click.FloatRange(0),
-    default=30.0,
-    show_default=True,
-    help="Seconds for running jobs after the first TERM or INT.",
+    click.FloatRange(0),
+    30.0,
+    "Seconds for running jobs after the first TERM or INT.",
 )
 @click.option(
     "--max-jobs",
@@ -265,10 +261,8 @@ def snapshot(folder: str) -> dict[str, tuple[int, int]]:
 
 
 def watch(folder: str, first: dict[str, tuple[int, int]]) -> None:
-    """Send this process a HUP, which reloads the worker, after each change of a .py file.
-
-    ``first`` is a snapshot of the folder.
-    """
+    """Send this process a HUP, which reloads the worker, after each change of a .py file."""
+    # ``first`` is a snapshot of the folder.
 
     def check() -> None:
         before = first

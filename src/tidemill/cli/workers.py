@@ -9,7 +9,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.connect import json_option, store_options, with_default
 from tidemill.client.worker_reports import (
     LONGEST,
     MOST_HERTZ,
@@ -82,21 +82,8 @@ _TOP = 20  # functions of the table
 
 @click.command()
 @click.argument("worker", required=False, default="")
-@click.option(
-    "-s",
-    "--seconds",
-    type=click.FloatRange(0.1, LONGEST),
-    default=10.0,
-    show_default=True,
-    help="The length of the profile.",
-)
-@click.option(
-    "--hertz",
-    type=click.FloatRange(1, MOST_HERTZ),
-    default=100.0,
-    show_default=True,
-    help="Samples per second.",
-)
+@with_default("-s --seconds", click.FloatRange(0.1, LONGEST), 10.0, "The length of the profile.")
+@with_default("--hertz", click.FloatRange(1, MOST_HERTZ), 100.0, "Samples per second.")
 @click.option(
     "-o",
     "--output",

@@ -12,16 +12,8 @@ from typing import Any, TypedDict, TypeGuard
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from tidemill.core import config
 from tidemill.core.clock import clock
-from tidemill.core.config import (
-    ELAPSED,
-    Seconds,
-    check_count,
-    check_known,
-    check_moment,
-    check_seconds,
-    count_and_unit,
-)
 from tidemill.errors import InvalidOption, TidemillError
 from tidemill.schedules.rules import UNITS, Rule, next_time
 
@@ -30,13 +22,13 @@ class ScheduleOptions(TypedDict, total=False):
     """The options of :meth:`Tidemill.schedule`, as in :class:`When`."""
 
     cron: str | None
-    every: Seconds | None
+    every: config.Seconds | None
     at: dt.datetime | float | None
     zone: str | zoneinfo.ZoneInfo | None
     start: dt.datetime | float | None
     end: dt.datetime | float | None
     repeats: int | None
-    jitter: Seconds | None
+    jitter: config.Seconds | None
     catch_up: bool
 
 
@@ -93,13 +85,13 @@ class When:
         self,
         *,
         cron: str | None = None,
-        every: Seconds | None = None,
+        every: config.Seconds | None = None,
         at: dt.datetime | float | None = None,
         zone: str | zoneinfo.ZoneInfo | None = None,
         start: dt.datetime | float | None = None,
         end: dt.datetime | float | None = None,
         repeats: int | None = None,
-        jitter: Seconds | None = None,
+        jitter: config.Seconds | None = None,
         catch_up: bool = False,
     ) -> None:
         given = {"cron": cron, "every": every, "at": at}
@@ -133,8 +125,8 @@ class When:
             raise InvalidOption(f"catch_up must be True or False, not {catch_up!r}")
         self.rule = rule
         self.said = clock.wall() if rule.at or rule.start or rule.end else 0.0
-        self.repeats = 0 if repeats is None else check_count("repeats", repeats, 1)
-        self.jitter = 0.0 if jitter is None else check_seconds("jitter", jitter)
+        self.repeats = 0 if repeats is None else config.check_count("repeats", repeats, 1)
+        self.jitter = 0.0 if jitter is None else config.check_seconds("jitter", jitter)
         self.catch_up = catch_up
         if rule.every and self.jitter > rule.every:
             raise InvalidOption(f"jitter is longer than every={rule.every:g} s; take a shorter one")
@@ -152,7 +144,7 @@ class When:
         return f"When({self.rule!r})"
 
 
-Timing = Seconds | When
+Timing = config.Seconds | When
 """The times of a schedule: a cron text, seconds, a timedelta, or a :class:`When`."""
 
 
@@ -162,7 +154,7 @@ def when_of(when: Timing | None, options: ScheduleOptions) -> When:
     Raises:
         InvalidOption: the value is none of these, or both forms were given.
     """
-    check_known("a schedule", options, OPTIONS)
+    config.check_known("a schedule", options, OPTIONS)
     if when is None:
         return When(**options)
     if isinstance(when, When):
@@ -206,7 +198,7 @@ def _moment(field: str, value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
         return 0.0
     if isinstance(value, dt.datetime) and value.tzinfo is None and tz is not None:
         value = value.replace(tzinfo=tz)
-    return check_moment(field, value)
+    return config.check_moment(field, value)
 
 
 def _end(value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
@@ -217,15 +209,15 @@ def _end(value: Any, tz: zoneinfo.ZoneInfo | None) -> float:
 
 def _every(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
-        seconds = check_seconds("every", value)
+        seconds = config.check_seconds("every", value)
         if seconds < LEAST:
             raise InvalidOption(f"every must be at least {LEAST} s, not {value!r}")
         return {"every": seconds}
-    count, unit = count_and_unit(value)
-    if unit in ELAPSED:
-        return _every(float(count or 1) * ELAPSED[unit])
+    count, unit = config.count_and_unit(value)
+    if unit in config.ELAPSED:
+        return _every(float(count or 1) * config.ELAPSED[unit])
     if unit in UNITS and "." not in count:
-        return {"count": check_count("every", int(count or 1), 1, 10_000), "unit": unit}
+        return {"count": config.check_count("every", int(count or 1), 1, 10_000), "unit": unit}
     raise InvalidOption(
         f"every {value!r} is no interval; write a whole number of seconds, minutes, hours, days, "
         "weeks, months or years, as '15 minutes', or give seconds as a number"

@@ -15,20 +15,7 @@ from typing import Any
 from tidemill.brokers.rules.transitions import Item, Jobs, Limit, Ready, ReadyList
 from tidemill.core.envelope import Envelope, JobLimit, LimitSettings
 from tidemill.core.job import State
-from tidemill.limits.arithmetic import (
-    NEVER,
-    Held,
-    Limiter,
-    LimitStats,
-    apply_settings,
-    change,
-    clear_at,
-    ended,
-    first_closed,
-    give_back,
-    opens,
-    take,
-)
+from tidemill.limits import arithmetic
 
 
 def micros(jobs: Jobs) -> int:
@@ -48,12 +35,12 @@ def set_limit(
     known = table.get(name)
     if known is None:
         known = table[name] = Limit()
-    old = apply_settings(known, settings, declared=declared)
+    old = arithmetic.apply_settings(known, settings, declared=declared)
     if known.terms != old:
         rows = jobs.partitions.items()
         limiters = [partition.limiter for (limit, _), partition in rows if limit == name]
         for limiter in [known.limiter] if queue else limiters:
-            change(old, known.terms, limiter, micros(jobs))
+            arithmetic.change(old, known.terms, limiter, micros(jobs))
 
 
 def declare(jobs: Jobs, claim: JobLimit | None, *, anew: bool = True) -> None:
@@ -108,12 +95,14 @@ def _queue_opens(jobs: Jobs, queue: str) -> int:
     limited = jobs.queue_limits.get(queue)
     if limited is None:
         return 0
-    return opens(limited.terms, limited.limiter, jobs.queue(queue).running, micros(jobs))
+    return arithmetic.opens(limited.terms, limited.limiter, jobs.queue(queue).running, micros(jobs))
 
 
 def _partition_opens(jobs: Jobs, claim: JobLimit) -> int:
     partition, settings = jobs.partition(claim), jobs.limits[claim.name].terms
-    return opens(settings, partition.limiter, partition.running, micros(jobs), claim.cost)
+    return arithmetic.opens(
+        settings, partition.limiter, partition.running, micros(jobs), claim.cost
+    )
 
 
 def next_opening(jobs: Jobs) -> float:
@@ -123,7 +112,7 @@ def next_opening(jobs: Jobs) -> float:
     if jobs.limits:
         for entries in jobs.ready.values():
             times += [_partition_opens(jobs, claim) for _, claim in _firsts(jobs, entries) if claim]
-    times = [when for when in times if 0 < when < NEVER]
+    times = [when for when in times if 0 < when < arithmetic.NEVER]
     return min(times) / 1e6 - jobs.now if times else float("inf")
 
 
@@ -135,10 +124,12 @@ def start(jobs: Jobs, item: Item, number: int) -> None:
     envelope, now = item.record.envelope, micros(jobs)
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
-        take(limited.terms, limited.limiter, now)
+        arithmetic.take(limited.terms, limited.limiter, now)
     if envelope.limit is not None:
         partition = jobs.partition(envelope.limit)
-        take(jobs.limits[envelope.limit.name].terms, partition.limiter, now, envelope.limit.cost)
+        arithmetic.take(
+            jobs.limits[envelope.limit.name].terms, partition.limiter, now, envelope.limit.cost
+        )
         partition.turn = number
 
 
@@ -146,10 +137,12 @@ def unstart(jobs: Jobs, item: Item) -> None:
     """Refund the tokens of a lease that goes back without a run."""
     taken = int((jobs.now - jobs.wall + item.record.leased) * 1e6)
     for settings, limiter, cost in _limiters_of(jobs, item):
-        give_back(settings, limiter, taken, cost)
+        arithmetic.give_back(settings, limiter, taken, cost)
 
 
-def _limiters_of(jobs: Jobs, item: Item) -> Iterator[tuple[LimitSettings, Limiter, float]]:
+def _limiters_of(
+    jobs: Jobs, item: Item
+) -> Iterator[tuple[LimitSettings, arithmetic.Limiter, float]]:
     """The limits of a job, with its cost in each."""
     envelope = item.record.envelope
     limited = jobs.queue_limits.get(envelope.queue)
@@ -164,40 +157,40 @@ def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
     """Tell the breaker of the queue how an attempt ended."""
     limited = jobs.queue_limits.get(item.record.envelope.queue)
     if limited is not None:
-        ended(limited.terms, limited.limiter, micros(jobs), well=well)
+        arithmetic.ended(limited.terms, limited.limiter, micros(jobs), well=well)
 
 
 # -- showing -------------------------------------------------------------------------------------
 
 
-def held(jobs: Jobs, job_id: str) -> Held | None:
+def held(jobs: Jobs, job_id: str) -> arithmetic.Held | None:
     item = jobs.items.get(job_id)
     if item is None or item.record.state is not State.READY:
         return None
-    return first_closed(_limits_of(jobs, item.record.envelope))
+    return arithmetic.first_closed(_limits_of(jobs, item.record.envelope))
 
 
-def _limits_of(jobs: Jobs, envelope: Envelope) -> Iterator[Held]:
+def _limits_of(jobs: Jobs, envelope: Envelope) -> Iterator[arithmetic.Held]:
     claim, queue = envelope.limit, envelope.queue
     if claim is not None:
         settings, running = jobs.limits[claim.name].terms, jobs.partition(claim).running
         until = _seconds(jobs, _partition_opens(jobs, claim))
-        yield Held(claim.name, claim.key, False, until, running, settings)
+        yield arithmetic.Held(claim.name, claim.key, False, until, running, settings)
     limited = jobs.queue_limits.get(queue)
     if limited is not None:
         until, running = _seconds(jobs, _queue_opens(jobs, queue)), jobs.queue(queue).running
-        yield Held(queue, "", True, until, running, limited.terms, limited.is_broken)
+        yield arithmetic.Held(queue, "", True, until, running, limited.terms, limited.is_broken)
 
 
-def show(jobs: Jobs) -> list[LimitStats]:
+def show(jobs: Jobs) -> list[arithmetic.LimitStats]:
 
-    def stats(name: str, limit: Limit, running: int, **more: Any) -> LimitStats:
+    def stats(name: str, limit: Limit, running: int, **more: Any) -> arithmetic.LimitStats:
         own: dict[str, Any] = {
             "terms": limit.terms,
             "declared": limit.declared,
             "by_hand": limit.by_hand,
         }
-        return LimitStats(name=name, running=running, **own, **more)
+        return arithmetic.LimitStats(name=name, running=running, **own, **more)
 
     rows = []
     for name, limit in sorted(jobs.queue_limits.items()):
@@ -214,7 +207,7 @@ def show(jobs: Jobs) -> list[LimitStats]:
 def _seconds(jobs: Jobs, when: int) -> float:
     if not when:
         return 0.0
-    return when / 1e6 - jobs.now if when < NEVER else float("inf")
+    return when / 1e6 - jobs.now if when < arithmetic.NEVER else float("inf")
 
 
 def sweep(jobs: Jobs) -> None:
@@ -223,7 +216,7 @@ def sweep(jobs: Jobs) -> None:
     claims = [jobs.items[job_id].record.envelope.limit for job_id in ready]
     used = {(claim.name, claim.key) for claim in claims if claim}
     for place, partition in list(jobs.partitions.items()):
-        clear = clear_at(jobs.limits[place[0]].terms, partition.limiter)
+        clear = arithmetic.clear_at(jobs.limits[place[0]].terms, partition.limiter)
         if place not in used and not partition.running and clear <= micros(jobs):
             del jobs.partitions[place]
     for name, key in used:

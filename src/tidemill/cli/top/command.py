@@ -10,21 +10,19 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.cli.connect import store_options
+from tidemill.cli.connect import store_options, with_default
 from tidemill.cli.top.snapshot import Meter, take
 
 _FIRST = 1.0  # the most seconds between the two reads of ``--once`` on a store without history
 
 
 @click.command()
-@click.option(
-    "-i",
-    "--interval",
-    type=click.FloatRange(0.1, 3600),
-    default=2.0,
-    show_default=True,
+@with_default(
+    "-i --interval",
+    click.FloatRange(0.1, 3600),
+    2.0,
+    "Seconds between two looks at the store.",
     metavar="SECONDS",
-    help="Seconds between two looks at the store.",
 )
 @click.option("--once", is_flag=True, help="Print one table and end.")
 @click.option(

@@ -196,10 +196,8 @@ class Meter:
         self._minutes: dict[str, Rates] = {}
 
     def measure(self, mill: Tidemill, queues: Iterable[QueueStats]) -> dict[str, Rates]:
-        """The rates of each queue by name, since a look about ten seconds ago.
-
-        The first look has the rates of the last whole minute, where the store keeps history.
-        """
+        """The rates of each queue by name, since a look about ten seconds ago."""
+        # The first look has the rates of the last whole minute, where the store keeps history.
         self._read_minutes(mill)
         now = clock.machine()
         return {row.name: self._rates(row, now) for row in queues}

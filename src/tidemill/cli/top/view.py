@@ -385,10 +385,8 @@ class Terminal:
             os.write(self._wake, b"\0")
 
     def read_keys(self) -> list[str]:
-        """The keys that were pressed; waits for a key, a wake-up or a signal.
-
-        An arrow is j or k, and Enter is a line feed.
-        """
+        """The keys that were pressed; waits for a key, a wake-up or a signal."""
+        # An arrow is j or k, and Enter is a line feed.
         ready, _, _ = select.select([self._in, self._woken], [], [])
         signals = os.read(self._woken, 4096) if self._woken in ready else b""
         for signum in (signal.SIGTERM, signal.SIGHUP):

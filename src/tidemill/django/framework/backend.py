@@ -29,16 +29,7 @@ from tidemill.core.job import Record
 from tidemill.core.suggest import hint
 from tidemill.django.checks import app_missing, problems
 from tidemill.django.commit import CommitRule
-from tidemill.django.framework import Framework, default, load
-from tidemill.django.framework.results import (
-    ALIAS,
-    arguments_of,
-    end_failed,
-    found_task,
-    moment_of,
-    new_result,
-    result_of,
-)
+from tidemill.django.framework import Framework, default, load, results
 from tidemill.django.framework.run import runner
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.settings import read_settings
@@ -315,7 +306,7 @@ class _Backend:
         if error is None:
             self._say_enqueued(result)
         else:
-            end_failed(self.framework, result, error)
+            results.end_failed(self.framework, result, error)
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """As ``enqueue``, without blocking the event loop; concurrent calls share commits."""
@@ -338,7 +329,7 @@ class _Backend:
         args, kwargs = tuple(plain(list(args))), plain(dict(kwargs))
         options = self._options_of(task)
         call: Call[Any] = Call(task.module_path, args, kwargs, options)
-        return call.using(headers={**options.headers, ALIAS: self.alias})
+        return call.using(headers={**options.headers, results.ALIAS: self.alias})
 
     def _run_here(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Run a task in the caller, as the immediate backend does. The result keeps an error."""
@@ -354,13 +345,13 @@ class _Backend:
         return self.get_result(job_id)
 
     def _new_result(self, task: Any, envelope: Envelope, job_id: str) -> Any:
-        args, kwargs = arguments_of(envelope)
-        return new_result(
+        args, kwargs = results.arguments_of(envelope)
+        return results.new_result(
             self.framework,
             task,
             id=job_id,
             status=self.framework.base.TaskResultStatus.READY,
-            enqueued_at=moment_of(envelope.created),
+            enqueued_at=results.moment_of(envelope.created),
             args=args,
             kwargs=kwargs,
             backend=self.alias,
@@ -392,11 +383,11 @@ class _Backend:
             return None
 
     def _result(self, result_id: str, record: Record | None) -> Any:
-        if record is None or record.envelope.headers.get(ALIAS) != self.alias:
+        if record is None or record.envelope.headers.get(results.ALIAS) != self.alias:
             raise self.framework.NotFound(result_id)
         task = self._declared.get(record.envelope.task)
-        found = found_task(self.framework, record, task.func if task else None)
-        return result_of(self.framework, found, record)
+        found = results.found_task(self.framework, record, task.func if task else None)
+        return results.result_of(self.framework, found, record)
 
 
 _ABSENT = object()
