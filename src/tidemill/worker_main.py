@@ -15,7 +15,7 @@ from tidemill.core.log_output import LogSettings, log_output
 from tidemill.errors import BrokerUnavailable, TidemillError
 from tidemill.runtime import Runtime
 from tidemill.worker.child import Child
-from tidemill.worker.child_protocol import Closed, Down, Hello, MessageSocket, Setup, Up
+from tidemill.worker.child_protocol import Closed, Down, Hello, MessageSocket, Setup, Up, hello_of
 from tidemill.worker.event_loop import ProcessEvents
 from tidemill.worker.forked_children import handle_signal
 from tidemill.worker.verdicts import describe
@@ -60,11 +60,7 @@ def _load(app: str) -> tuple[Runtime | None, ProcessEvents | None, Hello]:
             events = ProcessEvents(runtime)
             events.start()
         mark_records()  # again, because the app may have set another factory of log records
-        queues = {task.options.queue for task in list(runtime.tasks.values())}
-        schedules = runtime.code_schedules.bodies()
-        known = list(runtime.tasks), list(runtime.allow_imports), runtime.declarations.own()
-        there = runtime.url, tuple(sorted(queues)), len(runtime.tasks)
-        return runtime, events, Hello(*there, "", schedules, *known)
+        return runtime, events, hello_of(runtime)
     except TidemillError as error:
         return None, None, Hello(error=str(error), unreachable=isinstance(error, BrokerUnavailable))
     except BaseException as error:

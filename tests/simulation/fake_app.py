@@ -82,9 +82,7 @@ class FakeApp:
         names = [name for name in mill.tasks if name not in self.lacks]
         declared = [(name, body) for name, body in mill.runtime.declarations.own() if name in names]
         known = names, list(mill.runtime.allow_imports), declared
-        return Hello(
-            mill.url, (), len(mill.tasks), "", mill.runtime.code_schedules.bodies(), *known
-        )
+        return Hello(mill.url, "", mill.runtime.code_schedules.bodies(), *known)
 
 
 class FakeRun:

@@ -26,10 +26,8 @@ _FIRST = 3  # the first descriptor after standard input, standard output and sta
 
 
 def take_standard_descriptors() -> None:
-    """Open ``/dev/null`` on each closed descriptor of 0, 1 and 2.
-
-    Without this, the next file or socket would get number 2, and error texts would go into it.
-    """
+    """Open ``/dev/null`` on each closed descriptor of 0, 1 and 2."""
+    # Without this, the next file or socket would get number 2, and error texts would go into it.
     for fd in range(_FIRST):
         try:
             fcntl.fcntl(fd, fcntl.F_GETFD)
@@ -53,10 +51,8 @@ def raised(fd: int) -> int:
 
 
 def keep_from_children(identity: tuple[int, int]) -> None:
-    """Keep children from inheriting descriptors of the file with this device and inode.
-
-    LMDB opens its data file without ``O_CLOEXEC``.
-    """
+    """Keep children from inheriting descriptors of the file with this device and inode."""
+    # LMDB opens its data file without ``O_CLOEXEC``.
     here = next(path for path in ("/proc/self/fd", "/dev/fd") if os.path.isdir(path))
     for name in os.listdir(here):
         with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
@@ -75,12 +71,12 @@ def private_folder() -> str:
     import tempfile
 
     usual = os.path.join(tempfile.gettempdir(), f"tidemill-{os.geteuid()}")
-    while not (mine := list(filter(_is_mine, _private_paths(usual)))):
+    while not (mine := list(filter(is_mine, _private_paths(usual)))):
         for number in itertools.count():
             path = f"{usual}.{number}" if number else usual
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-            if _is_mine(path):
+            if is_mine(path):
                 break
     return mine[0]
 
@@ -94,7 +90,8 @@ def _private_paths(usual: str) -> list[str]:
     return [usual] * (name in entries) + [f"{usual}.{number}" for number in numbers]
 
 
-def _is_mine(path: str) -> bool:
+def is_mine(path: str) -> bool:
+    """True for a folder of this user; False for a link."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -213,10 +210,8 @@ class Folder:
             os.fchmod(fd, mode)
 
     def mend(self, name: str) -> None:
-        """When root runs this, give a file of root in this folder to the owner of the folder.
-
-        The file is not opened: closing a lock file would end the locks that LMDB holds on it.
-        """
+        """When root runs this, give a file of root in this folder to the owner of the folder."""
+        # The file is not opened: closing a lock file would end the locks that LMDB holds on it.
         if not self.led:
             return
         above = os.fstat(self.fd)

@@ -121,6 +121,7 @@ class Event:
         self._happened = False
 
     def is_set(self) -> bool:
+        """True once the event has happened."""
         return self._happened
 
     def set(self) -> None:
@@ -129,36 +130,29 @@ class Event:
             self._told.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
+        """Block until the event happens or the time is over; True when it has happened."""
         with self._told:
             if not self._happened:
                 self._told.wait(timeout)
             return self._happened
 
 
-class Stopping:
+class Stopping(Event):
     """An event for threads and event loops: the worker is about to stop."""
 
     def __init__(self) -> None:
-        self._event = Event()
+        super().__init__()
         self._lock = Lock()
         self._wakers: dict[int, Callable[[], object]] = {}
 
     def set(self) -> None:
         """Wake all waiting threads and tasks."""
         with self._lock:
-            self._event.set()
+            super().set()
             wakers = list(self._wakers.values())
         for wake in wakers:
             with contextlib.suppress(RuntimeError):  # raised when the event loop is closed
                 wake()
-
-    def is_set(self) -> bool:
-        """True once the event is set."""
-        return self._event.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Block until the event is set or the time is over; True when it is set."""
-        return self._event.wait(timeout)
 
     async def await_set(self, timeout: float | None = None) -> bool:
         """Wait as ``wait`` does, without blocking the event loop."""
@@ -167,7 +161,7 @@ class Stopping:
         woken = asyncio.Event()
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._event.is_set():
+            if self.is_set():
                 return True
             self._wakers[id(woken)] = functools.partial(loop.call_soon_threadsafe, woken.set)
         try:
@@ -177,7 +171,7 @@ class Stopping:
         finally:
             with self._lock:
                 del self._wakers[id(woken)]
-        return self._event.is_set()
+        return self.is_set()
 
 
 NEVER = Stopping()  # the event of jobs that run outside a worker

@@ -22,8 +22,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -39,13 +38,9 @@ DAY = 86_400.0
 
 FORGET = 30 * 86_400.0  # seconds after which a schedule without a living declarer is removed
 SKEW = 60.0  # seconds by which the clocks of machines that share a store may differ
+Lives = Callable[[Collection[str]], bool]  # true when any of these owners is alive
+
 ABOUT = 10.0  # seconds by which a time relative to ``datetime.now()`` may be off
-
-
-class Lives(Protocol):
-    """A function that is true when any of these owners is alive."""
-
-    def __call__(self, owners: Collection[str], /) -> bool: ...
 
 
 class Stored(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -187,11 +182,7 @@ def withdrawn(record: Schedule, owner: str) -> Change | None:
     return Change(record.name, record.version, record.due, encode(stored))
 
 
-def _always(owners: Collection[str]) -> bool:
-    return True
-
-
-def fired(record: Schedule, now: float, lives: Lives = _always) -> Change:
+def fired(record: Schedule, now: float, lives: Lives = lambda _: True) -> Change:
     """The change that puts the jobs of a due schedule and sets its next time.
 
     A schedule in code without a living declarer puts no jobs. Its due time moves ``FORGET`` seconds

@@ -67,7 +67,7 @@ def move(
     progress = Moved()
     _await_running(source, progress, tell)
     departure = source.depart(target.url, seal=True)
-    progress.total = _count(source)
+    progress.total = int(source.info()["jobs"])
     if not target.adopted(departure.mark):
         _take_settings(source, target)
     _copy(source, target, departure, progress, tell)
@@ -133,10 +133,6 @@ def _await_running(source: Store, progress: Moved, tell: Callable[[Moved], None]
             return
         time.sleep(_LOOK)
         source.tick()
-
-
-def _count(source: Store) -> int:
-    return int(source.info()["jobs"])
 
 
 def _take_settings(source: Store, target: Store) -> None:

@@ -76,10 +76,8 @@ def check_fits(source: Store, target: Store) -> None:
 
 
 def put_all(source: Store, target: Store, progress: Moved, tell: Callable[[Moved], None]) -> None:
-    """Move all jobs of a departed store that the target can hold; other jobs stay.
-
-    Jobs of paused queues stay, too, because the target would run them.
-    """
+    """Move all jobs of a departed store that the target can hold; other jobs stay."""
+    # Jobs of paused queues stay, too, because the target would run them.
     paused, reasons, fitting = _paused(source), _bounds(source), list[tuple[int, str]]()
     for record in _unfinished(source):
         why = _unfit(record.envelope)

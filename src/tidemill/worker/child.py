@@ -96,10 +96,8 @@ class Child:
     # -- life -----------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Serve until the supervisor ends the process.
-
-        With a concurrency of 1 the calling thread runs the jobs.
-        """
+        """Serve until the supervisor ends the process."""
+        # With a concurrency of 1 the calling thread runs the jobs.
         self.scoreboard.sign(self.setup.first_slot, getpid(), clock.machine())
         timekeeper = threading.Thread(
             target=self._keep_time, name="tidemill-timekeeper", daemon=True
@@ -208,10 +206,8 @@ class Child:
             self.give_up("a task closed the worker's descriptors")
 
     def give_up(self, why: str, error: BaseException | None = None) -> None:
-        """End this process at once: a task has broken the interpreter.
-
-        If several jobs run, any of these may be at fault. So the supervisor runs each job alone.
-        """
+        """End this process at once: a task has broken the interpreter."""
+        # If several jobs run, any of these may be at fault. So the supervisor runs each job alone.
         if self.slots.over:
             return
         if is_child():

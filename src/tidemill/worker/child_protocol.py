@@ -31,6 +31,7 @@ from tidemill.worker.safe_logging import SafeLog
 from tidemill.worker.settings import Waits
 
 if TYPE_CHECKING:
+    from tidemill.runtime import Runtime
     from tidemill.worker.slots import Slots
 
 log = SafeLog("tidemill.worker")
@@ -81,14 +82,18 @@ class Hello(msgspec.Struct, array_like=True):
     """
 
     url: str = ""
-    queues: tuple[str, ...] = ()
-    tasks: int = 0
     error: str = ""
     schedules: list[tuple[str, bytes]] = []
     names: list[str] = []
     imports: list[str] = []
     declared: list[tuple[str, bytes]] = []
     unreachable: bool = False
+
+
+def hello_of(runtime: Runtime) -> Hello:
+    names, imports = list(runtime.tasks), list(runtime.allow_imports)
+    schedules, declared = runtime.code_schedules.bodies(), runtime.declarations.own()
+    return Hello(runtime.url, "", schedules, names, imports, declared)
 
 
 class Down(msgspec.Struct, array_like=True):

@@ -68,10 +68,8 @@ class WorkerHistory(Part):
         self._ended = []
 
     def rows(self, *, settles: bool) -> list[HistoryRow]:
-        """The rows for a step with all verdicts so far; ``settles``: there are such verdicts.
-
-        Until the store has them, these rows come first in each later step with rows, unchanged.
-        """
+        """The rows for a step with all verdicts so far; ``settles``: there are such verdicts."""
+        # Until the store has them, these rows come first in each later step with rows, unchanged.
         self._asked = len(self._ended)
         now = clock.machine()
         self._sent = now >= self._paused and (settles or now >= self._due_at)

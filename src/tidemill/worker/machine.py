@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from tidemill.brokers.contract.store import Store
 from tidemill.brokers.generic.owner_loop import poll
 from tidemill.brokers.registry import open_broker
+from tidemill.core.files import is_mine
 from tidemill.worker.child import Child
-from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up
+from tidemill.worker.child_protocol import Down, Hello, MessageSocket, Setup, Up, hello_of
 from tidemill.worker.event_loop import ProcessEvents
 from tidemill.worker.stacks import stacks_of_threads
 
@@ -114,9 +115,7 @@ class _Thread:
         self._thread.start()
         self.pid = os.getpid()
         self.socket: MessageSocket[Down, Up] = MessageSocket(ours, Up)
-        known = list(runtime.tasks), list(runtime.allow_imports), runtime.declarations.own()
-        schedules = runtime.code_schedules.bodies()
-        self.hello: Hello | None = Hello(runtime.url, (), len(runtime.tasks), "", schedules, *known)
+        self.hello: Hello | None = hello_of(runtime)
 
     def exited(self, patience: float = 0.0) -> bool:
         """Always True: there is no process."""
@@ -166,8 +165,17 @@ class Machine:
         self._guard.remove(pid)
 
     def reap(self, reap_own: Callable[[int], bool]) -> None:
-        """Reap the dead processes that this process has inherited."""
-        reap_orphans(lambda pid: reap_own(pid) or self._guard.reap(pid))
+        """Reap all dead children. ``reap_own`` reaps a child of the worker and returns True.
+
+        Process 1 of a container, or a subreaper, inherits the processes that tasks leave behind.
+        Other code waits for the worker's own children and reads their exit codes.
+        """
+        if not hasattr(os, "waitid"):  # macOS; it has no containers to reap for
+            return
+        with contextlib.suppress(ChildProcessError):  # no children are left
+            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if not (reap_own(found.si_pid) or self._guard.reap(found.si_pid)):
+                    os.waitpid(found.si_pid, 0)
 
     def open_broker(self, url: str) -> Store:
         return open_broker(url)
@@ -313,22 +321,6 @@ class GuardProcess:
             self._process = None
 
 
-def reap_orphans(reap_own: Callable[[int], bool]) -> None:
-    """Reap all dead children. ``reap_own`` reaps a child of the worker itself and returns True.
-
-    Process 1 of a container, or a subreaper, inherits the processes that tasks leave behind. Other
-    code waits for the worker's own children and reads their exit codes.
-    """
-    if not hasattr(os, "waitid"):  # macOS; it has no containers to reap for
-        return
-    try:
-        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if not reap_own(found.si_pid):
-                os.waitpid(found.si_pid, 0)
-    except ChildProcessError:
-        pass  # no children are left
-
-
 _PREFIX = "tidemill-worker-"
 
 
@@ -358,18 +350,11 @@ class RuntimeFolder:
 def _sweep(parent: str) -> None:
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
-        if name.startswith(_PREFIX) and _is_mine(path):
+        if name.startswith(_PREFIX) and is_mine(path):
             fd = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if fd is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(fd)
-
-
-def _is_mine(path: str) -> bool:
-    try:
-        return os.lstat(path).st_uid == os.geteuid()
-    except OSError:
-        return False
 
 
 def _locked(path: str, how: int) -> int | None:

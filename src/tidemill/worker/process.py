@@ -299,10 +299,8 @@ class WorkerProcess:
         return now - self.since > patience
 
     def check_idle(self, now: float) -> bool:
-        """True when the process has only to exit: its socket has ended, or it runs no last job.
-
-        If it still runs a last job, ``since`` becomes the present time.
-        """
+        """True when the process has only to exit: its socket has ended, or it runs no last job."""
+        # If it still runs a last job, ``since`` becomes the present time.
         if self.state is State.LEAVING and self.running():
             self.since = now
             return False
@@ -327,10 +325,8 @@ class WorkerProcess:
         return self._body.returncode == GAVE_UP
 
     def bury(self) -> None:
-        """Kill the programs that a dead process has started.
-
-        The rows of the process stay until its verdicts are stored.
-        """
+        """Kill the programs that a dead process has started."""
+        # The rows of the process stay until its verdicts are stored.
         self._body.bury()
 
 

@@ -44,10 +44,8 @@ class SafeLog:
         exc_text: str = "",
         stack: str | None = None,
     ) -> None:
-        """Log a failed run with its exception, or with the stack that it is stuck in.
-
-        Handlers take ``exc_text`` for the text of the exception.
-        """
+        """Log a failed run with its exception, or with the stack that it is stuck in."""
+        # Handlers take ``exc_text`` for the text of the exception.
         try:
             if self._log.isEnabledFor(level):
                 frame = sys._getframe(1)

@@ -258,10 +258,8 @@ class Slots:
         return min(self.concurrency + self._prefetch.ahead, self.budget + self.running)
 
     def tick(self) -> list[int]:
-        """Begin a tick; returns the tokens of jobs that would wait too long for a slot.
-
-        They go back to the supervisor.
-        """
+        """Begin a tick; returns the tokens of jobs that would wait too long for a slot."""
+        # They go back to the supervisor.
         with self._lock:
             finished, self._finished = self._finished, 0
             started, self._started = self._started, 0

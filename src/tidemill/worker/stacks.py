@@ -62,10 +62,8 @@ def own_stacks() -> str:
 def stacks_of_threads(
     path: str, pid: int, threads: Iterable[int], patience: float = PATIENCE
 ) -> str:
-    """The stacks of some threads of another process, without its interpreter lock.
-
-    ``path`` is the file that the process has given to ``faulthandler.register``.
-    """
+    """The stacks of some threads of another process, without its interpreter lock."""
+    # ``path`` is the file that the process has given to ``faulthandler.register``.
     until = time.monotonic() + patience
     parts = [_stack_of_thread(path, pid, thread, until) for thread in dict.fromkeys(threads)]
     return "\n".join(part for part in parts if part)

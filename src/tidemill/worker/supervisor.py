@@ -302,10 +302,8 @@ class Supervisor:
 
     @property
     def over(self) -> bool:
-        """True when the worker has been told to stop, and all its processes are gone.
-
-        True also when the main thread has failed.
-        """
+        """True when the worker has been told to stop, and all its processes are gone."""
+        # True also when the main thread has failed.
         if self._broken:
             return True
         if not self._stopping:
@@ -349,7 +347,7 @@ class Supervisor:
                 process.exited(1.0)
                 return UNUSABLE
             if process.hello is not None:
-                if not (process.hello.tasks or process.hello.imports):
+                if not (process.hello.names or process.hello.imports):
                     log.warning(
                         "the app %s declares no task; import the modules of its tasks below the "
                         "line that makes the app",

@@ -187,34 +187,26 @@ def _failed(
         delay = retry.backoff(envelope.retries, lease.attempt)
     ended = clock.wall()
     verdict = Verdict(lease.token, outcome, b"", delay or 0.0, text, trace, started, ended)
+    most = envelope.retries.max_attempts
+    again = outcome is Outcome.RETRY and (not most or lease.attempt < most)
+    if expected or (again and isinstance(error, retry.Retry)):
+        trace = ""  # an expected error needs no traceback in the log, and is one line of INFO
+    how = "cancelled" if outcome is Outcome.CANCELLED else "failed"
     with logged_as(JobContext(envelope, lease.attempt)):
         if outcome is Outcome.CANCELLED:
-            how = end_values(envelope, lease.attempt, "cancelled", ended - started)
-            log.info(_CANCELLED, *how, text)
-        else:
-            _report(lease, envelope, verdict, error, expected)
+            log.info(_CANCELLED, *end_values(envelope, lease.attempt, how, ended - started), text)
+            return verdict
+        log.failure(
+            logging.INFO if expected else logging.WARNING if again else logging.ERROR,
+            _FAILED,
+            *end_values(envelope, lease.attempt, how, ended - started, most),
+            text,
+            f"again in {verdict.delay:.3g} s" if again else "not again",
+            exc_info=(type(error), error, _users_part(error)) if error and trace else None,
+            exc_text=trace if error else "",
+            stack=trace if trace and not error else None,
+        )
     return verdict
-
-
-def _report(
-    lease: Lease, envelope: Envelope, verdict: Verdict, error: BaseException | None, expected: bool
-) -> None:
-    """Log which attempt failed, why, and what follows. An expected error is one line of INFO."""
-    most, trace = envelope.retries.max_attempts, verdict.traceback
-    again = verdict.outcome is Outcome.RETRY and (not most or lease.attempt < most)
-    if expected or (again and isinstance(error, retry.Retry)):
-        trace = ""  # an expected error needs no traceback in the log
-    seconds = verdict.ended - verdict.started
-    log.failure(
-        logging.INFO if expected else logging.WARNING if again else logging.ERROR,
-        _FAILED,
-        *end_values(envelope, lease.attempt, "failed", seconds, most),
-        verdict.error,
-        f"again in {verdict.delay:.3g} s" if again else "not again",
-        exc_info=(type(error), error, _users_part(error)) if error and trace else None,
-        exc_text=trace if error else "",
-        stack=trace if trace and not error else None,
-    )
 
 
 def describe(error: BaseException) -> tuple[str, str]:
