@@ -43,7 +43,7 @@ from tidemill.errors import (
 if TYPE_CHECKING:
     import asyncio
 
-    from tidemill.brokers.contract.caller_transactions import CallerTransactions
+    from tidemill.brokers.contract.broker import CallerTransactions
     from tidemill.runtime import Runtime
 
 log = logging.getLogger("tidemill")

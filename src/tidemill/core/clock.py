@@ -95,10 +95,8 @@ _SHORT = 8
 
 
 def short_id(job_id: str) -> str:
-    """The last characters of an id, for people; an id that a user chose stays whole.
-
-    The id of a part of a chain or group also keeps its suffix, which names the part.
-    """
+    """The last characters of an id, for people; an id that a user chose stays whole."""
+    # The id of a part of a chain or group also keeps its suffix, which names the part.
     return job_id[26 - _SHORT :] if id_time(job_id) is not None else job_id
 
 

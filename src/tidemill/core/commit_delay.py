@@ -35,10 +35,8 @@ class CommitDelay:
         self._waiting: collections.deque[threading.Lock] = collections.deque()
 
     def expect(self, answered: int, pending: int, took: float = float("inf")) -> None:
-        """Expect new requests of ``answered`` callers, besides the ``pending`` requests.
-
-        The wait takes at most as long as the last commit ``took``.
-        """
+        """Expect new requests of ``answered`` callers, besides the ``pending`` requests."""
+        # The wait takes at most as long as the last commit ``took``.
         self._expected = answered + pending
         if self._expected >= self._least:
             self._until = time.monotonic() + min(self._most, answered * self._each, took)

@@ -481,11 +481,11 @@ class Command(msgspec.Struct, array_like=True, gc=False):
 class Owner(msgspec.Struct, kw_only=True):
     """A worker or a consumer of messages, as the broker knows it.
 
-    A remote owner (:mod:`tidemill.brokers.contract.remote_owners`) has a ``lease``. After this many
-    seconds without a call, the broker counts the owner as dead. An owner without a ``lease`` lives
-    as long as its process. ``serial`` is the number of the owner's last step before it attached
-    again; the broker refuses older steps. ``version`` is the version of tidemill that a worker
-    runs; it is empty for consumers. ``ahead`` is the seconds by which the clock of a
+    A remote owner (:class:`tidemill.brokers.contract.broker.RemoteOwners`) has a ``lease``. After
+    this many seconds without a call, the broker counts the owner as dead. An owner without a
+    ``lease`` lives as long as its process. ``serial`` is the number of the owner's last step before
+    it attached again; the broker refuses older steps. ``version`` is the version of tidemill that a
+    worker runs; it is empty for consumers. ``ahead`` is the seconds by which the clock of a
     worker's machine was ahead of the store's clock when the worker began.
     """
 

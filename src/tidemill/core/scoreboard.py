@@ -47,10 +47,8 @@ _HEADER = (1 << 64) - 1  # the mark of a header, in place of a token
 
 
 def allocate(fd: int, size: int) -> None:
-    """Grow a file to ``size`` bytes with allocated blocks, before it is mapped.
-
-    Without this, writing to a mapped hole on a full disk would end the process with SIGBUS.
-    """
+    """Grow a file to ``size`` bytes with allocated blocks, before it is mapped."""
+    # Without this, writing to a mapped hole on a full disk would end the process with SIGBUS.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
     else:  # macOS
@@ -201,19 +199,15 @@ def _claim(owner_id: str) -> bytes:
 def read_scoreboard(
     path: str, owner_id: str, folder: Folder | None = None
 ) -> dict[int, float] | None:
-    """The tokens of a dead owner's running jobs, with their starts; None without a scoreboard.
-
-    Tokens of settled jobs may be among them.
-    """
+    """The tokens of a dead owner's running jobs, with their starts; None without a scoreboard."""
+    # Tokens of settled jobs may be among them.
     runs = read_runs(path, owner_id, folder)
     return None if runs is None else {token: started for token, (_, started) in runs.items()}
 
 
 def runs_by_name(owners: Iterable[Owner]) -> dict[str, dict[int, tuple[int, float]] | None]:
-    """The runs of all owners of each name, as of ``read_runs``.
-
-    Several owners may have one name. None for a name if one of its owners has no scoreboard here.
-    """
+    """The runs of all owners of each name, as of ``read_runs``."""
+    # Several owners may have one name. None for a name if one of its owners has no scoreboard here.
     found: dict[str, dict[int, tuple[int, float]] | None] = {}
     for owner in owners:
         runs = read_runs(owner.board, owner.id) if owner.board else None
@@ -225,10 +219,8 @@ def runs_by_name(owners: Iterable[Owner]) -> dict[str, dict[int, tuple[int, floa
 def read_runs(
     path: str, owner_id: str, folder: Folder | None = None
 ) -> dict[int, tuple[int, float]] | None:
-    """(process id, start) of each run of an owner, by token; None without a scoreboard.
-
-    Tokens of settled jobs may be among them.
-    """
+    """(process id, start) of each run of an owner, by token; None without a scoreboard."""
+    # Tokens of settled jobs may be among them.
     rows = _rows(path, owner_id, folder)
     if rows is None:
         return None
@@ -262,10 +254,8 @@ def _is_at(path: str, fd: int) -> bool:
 
 
 def sweep_scoreboards(folder: Folder, listed: Collection[str]) -> None:
-    """Delete scoreboards of dead owners: files that are neither ``listed`` nor locked.
-
-    Call this while the list of owners cannot change. Other files and other users' files stay.
-    """
+    """Delete scoreboards of dead owners: files that are neither ``listed`` nor locked."""
+    # Call this while the list of owners cannot change. Other files and other users' files stay.
     for name in folder.names():
         if name in listed:
             continue

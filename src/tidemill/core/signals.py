@@ -210,10 +210,8 @@ def runs_handlers() -> bool:
 
 
 def begin_interruptible_wait() -> None:
-    """Let signals interrupt the thread from now on, and handle the pending signals.
-
-    The thread holds no lock, or it works in :func:`restart_on_signal`.
-    """
+    """Let signals interrupt the thread from now on, and handle the pending signals."""
+    # The thread holds no lock, or it works in :func:`restart_on_signal`.
     if threading.get_ident() == _main[0] and _depth[0]:
         _waiting[0] = True
         if _came:

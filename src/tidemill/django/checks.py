@@ -58,10 +58,8 @@ def problems(given: Any, where: str) -> list[checks.CheckMessage]:
 
 
 def app_missing(alias: str, url: str | None) -> list[checks.CheckMessage]:
-    """A warning when ``TASKS`` names the backend, and the project has not installed the app.
-
-    A site with a store outside of its database may only put jobs: then there is no warning.
-    """
+    """A warning when ``TASKS`` names the backend, and the project has not installed the app."""
+    # A site with a store outside of its database may only put jobs: then there is no warning.
     if apps.is_installed("tidemill.django") or (url and not database_of(url)):
         return []
     return [

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from tidemill.brokers.shared.wake_pipe import readable
 from tidemill.core.signals import Signals
 
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
@@ -47,10 +47,8 @@ _WORKER_PATIENCE, _SITE_PATIENCE = 30.0, 5.0  # seconds that each has to end
 
 
 def develop(site: Sequence[str], worker: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the site and the worker until the site ends or a signal stops this process.
-
-    Returns the exit code.
-    """
+    """Run the site and the worker until the site ends or a signal stops this process."""
+    # Returns the exit code.
     signals = Signals()
     undo = signals.install()
     started: list[tuple[subprocess.Popen[bytes], float]] = []
@@ -108,7 +106,5 @@ def _end(started: list[tuple[subprocess.Popen[bytes], float]], signals: Signals)
 
 def _is_told_to_stop(signals: Signals, seconds: float | None) -> bool:
     """Sleep until a signal arrives; True for a signal to stop, False for a program's end."""
-    poll = select.poll()
-    poll.register(signals.fileno(), select.POLLIN)
-    poll.poll(None if seconds is None else seconds * 1000)
+    readable([signals.fileno()], seconds)
     return not _STOPS.isdisjoint(signals.take())

@@ -124,10 +124,8 @@ class DjangoRuntime(Runtime):
         return super().find_task(name)
 
     def find_in_apps(self) -> None:
-        """Tell the store that a worker of this app may find any task in an installed app.
-
-        So a job that no older worker knew becomes ready again when a newer worker starts.
-        """
+        """Tell the store that a worker of this app may find any task in an installed app."""
+        # So a job that no older worker knew becomes ready again when a newer worker starts.
         self.allow_imports = (*self._own_imports, *(f"{name}.*" for name in _packages()))
 
 

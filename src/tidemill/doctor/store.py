@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from tidemill.brokers.contract.policies import with_policies
+from tidemill.brokers.contract.inspection import with_policies
 from tidemill.core.words import counted
 from tidemill.doctor.findings import Finding, Seen
 

@@ -1,10 +1,10 @@
-"""The part of the contract that reads: queues in numbers, and records page by page."""
+"""The parts of the contract that read, and that wait for jobs to end or for room in a queue."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -228,3 +228,53 @@ class Inspection(Protocol):
         A store with ``INSPECT`` has ``made``, the wall time at which it was made.
         """
         ...
+
+
+class JobWaits(Protocol):
+    """Waits of callers that lease no jobs. Each wait first moves the jobs whose time has come."""
+
+    def wait_for(
+        self, ids: Sequence[str], timeout: float, *, first: bool = False
+    ) -> list[Record | None]:
+        """Sleep until all jobs have finished or the time is over; return their records.
+
+        With ``first`` sleep until one job has finished. None stands for a job that the store does
+        not have. A missing job counts as finished.
+        """
+        ...
+
+    def wait_space(self, queue: str, timeout: float) -> bool:
+        """Sleep until the queue is below its ``max_size``; False when the time is over."""
+        ...
+
+
+class Danger(msgspec.Struct, frozen=True):
+    """A policy that can destroy accepted jobs, and the advice against it."""
+
+    text: str
+    advice: str
+
+
+class ServerPolicies(msgspec.Struct, frozen=True):
+    """The policies of a server, as far as they concern jobs.
+
+    Attributes:
+        seen: the place where the policies were read, or the reason why they could not be read.
+        dangers: the dangerous policies that were found.
+    """
+
+    seen: str
+    dangers: list[Danger]
+
+
+class HasPolicies(Protocol):
+    """A broker whose server has policies."""
+
+    def policies(self) -> ServerPolicies:
+        """The policies that can destroy accepted jobs."""
+        ...
+
+
+def with_policies(broker: object) -> HasPolicies | None:
+    """The broker with its policies; None when its server has no policies."""
+    return cast(HasPolicies, broker) if hasattr(broker, "policies") else None

@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tidemill.brokers.contract.admin import Admin
-from tidemill.brokers.contract.broker import Broker
-from tidemill.brokers.contract.inspection import Inspection
-from tidemill.brokers.contract.job_waits import JobWaits
-from tidemill.brokers.contract.remote_owners import RemoteOwners
+from tidemill.brokers.contract.broker import Broker, RemoteOwners
+from tidemill.brokers.contract.inspection import Inspection, JobWaits
 from tidemill.brokers.contract.schedules import Schedules
 from tidemill.brokers.contract.transfer import Transfer
 from tidemill.core.clock import clock

@@ -19,9 +19,8 @@ from tidemill.brokers.contract.admin import Admin
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.history import History
-from tidemill.brokers.contract.inspection import Inspection
+from tidemill.brokers.contract.inspection import Inspection, JobWaits
 from tidemill.brokers.contract.job_numbers import JobNumbers
-from tidemill.brokers.contract.job_waits import JobWaits
 from tidemill.brokers.contract.limits import LimitCalls
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule, Schedules
 from tidemill.brokers.contract.transfer import Departure, Transfer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import select
 import socket
 import ssl
 import time
@@ -17,6 +16,7 @@ from tidemill.brokers.http.address import Address
 from tidemill.brokers.http.errors import ServerAway, refusal, unreachable
 from tidemill.brokers.http.response import Response
 from tidemill.brokers.network.spare_connections import Spares
+from tidemill.brokers.shared.wake_pipe import readable
 from tidemill.core.clock import new_id
 from tidemill.core.signals import InterruptibleWait, Unkilled, raised_by_handler
 from tidemill.errors import BrokerUnavailable, InvalidOption, TidemillError
@@ -125,7 +125,7 @@ class ServerConnection:
         Raises:
             BrokerUnavailable: the call may or may not have happened.
         """
-        if self._socket is not None and _is_readable(self._socket):
+        if self._socket is not None and readable([self._socket.fileno()], 0.0):
             self.close()  # the server has closed the idle connection
         was_open = self._socket is not None
         try:
@@ -281,9 +281,3 @@ class ServerConnections:
     def close(self) -> None:
         """Close all connections for good; a connection in use is closed when its call ends."""
         self._spares.close()
-
-
-def _is_readable(sock: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))

@@ -19,8 +19,7 @@ import msgspec
 
 from tidemill.brokers.contract.exchange import Mode, Reply, Step
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats
-from tidemill.brokers.contract.policies import ServerPolicies
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, ServerPolicies
 from tidemill.brokers.rabbitmq.amqp.connection_thread import ConnectionThread, OutageLog
 from tidemill.brokers.rabbitmq.amqp.short_connection import short_connection
 from tidemill.brokers.rabbitmq.amqp.topology import Declarer

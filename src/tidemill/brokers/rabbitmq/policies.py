@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tidemill.brokers.contract.policies import Danger, ServerPolicies
+from tidemill.brokers.contract.inspection import Danger, ServerPolicies
 from tidemill.brokers.network.address import opener_without_redirects
 from tidemill.brokers.rabbitmq.layout import Names
 from tidemill.brokers.rabbitmq.settings import Settings

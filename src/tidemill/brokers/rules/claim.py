@@ -58,10 +58,9 @@ def _heads(jobs: Jobs, want: Want, kinds: list[int]) -> dict[str, Ready]:
 
 
 def choose(jobs: Jobs, want: Want, *, first: bool) -> str:
-    """The id of the next job for this want, or an empty string.
-
-    Only as the ``first`` job, and if the want allows it, a task may be chosen that must run alone.
-    """
+    """The id of the next job for this want, or an empty string."""
+    # Only as the ``first`` job, and if the want allows it, a task may be chosen that must run
+    # alone.
     lost = _heads(jobs, want, [LOST]) if first and want.alone and want.tasks else {}
     if lost:
         return min(lost.values())[2]

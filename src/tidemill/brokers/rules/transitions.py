@@ -232,10 +232,8 @@ class Jobs:
         self.count(item, +1)
 
     def alter(self, item: Item, rank: int, queue: str) -> None:
-        """Give a waiting job this rank and this queue. The job keeps its state and its due time.
-
-        The tables of scheduled and waiting jobs know neither rank nor queue.
-        """
+        """Give a waiting job this rank and this queue. The job keeps its state and its due time."""
+        # The tables of scheduled and waiting jobs know neither rank nor queue.
         record, was_ready = item.record, item.record.state is State.READY
         if was_ready:
             self.unplace(item)

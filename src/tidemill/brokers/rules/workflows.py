@@ -129,10 +129,8 @@ def wait_anew(jobs: Jobs, item: Item) -> None:
 
 
 def is_needed(jobs: Jobs, item: Item) -> bool:
-    """True while a dependent has not ended, and may need the result of this job.
-
-    The dependents of a barrier may need the results of all jobs before the barrier.
-    """
+    """True while a dependent has not ended, and may need the result of this job."""
+    # The dependents of a barrier may need the results of all jobs before the barrier.
     dependents = [jobs.items[job_id] for job_id in item.dependents if job_id in jobs.items]
     return any(
         not other.record.state.finished or (other.waits == RunOn.BARRIER and is_needed(jobs, other))

@@ -7,10 +7,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tidemill.brokers.contract.broker import Broker
+from tidemill.brokers.contract.broker import Broker, RemoteOwners
 from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.inspection import Inspection
-from tidemill.brokers.contract.remote_owners import RemoteOwners
 from tidemill.brokers.shared.waits import Parked, sleep
 from tidemill.core.job import Record
 
@@ -20,10 +19,8 @@ Call = Callable[Concatenate[Any, P], R]
 
 
 def forwarded_to(method: Call[P, R], answer: Callable[..., Any]) -> Call[P, R]:
-    """A call with the name and the signature of a method of the contract.
-
-    ``answer`` gets the broker, and then the arguments by their names.
-    """
+    """A call with the name and the signature of a method of the contract."""
+    # ``answer`` gets the broker, and then the arguments by their names.
     by_name = inspect.Parameter.KEYWORD_ONLY
     _, *parameters = inspect.signature(method).parameters.values()
     places = [parameter.name for parameter in parameters if parameter.kind is not by_name]

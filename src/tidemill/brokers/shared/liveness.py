@@ -87,10 +87,8 @@ class Liveness:
                 os.close(fd)
 
     def alive(self, number: int) -> bool:
-        """True while the owner's process lives and holds its FIFO.
-
-        True also when this process has no descriptor left or may not open the FIFO.
-        """
+        """True while the owner's process lives and holds its FIFO."""
+        # True also when this process has no descriptor left or may not open the FIFO.
         if number in self._held:
             return True
         try:

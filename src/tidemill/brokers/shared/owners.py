@@ -328,10 +328,8 @@ class Owners(abc.ABC, Generic[A]):
         self._liveness.let_go(attached.number)
 
     def leave(self) -> None:
-        """Take local owners off the list when the broker closes; remote owners stay listed.
-
-        If the store is away or full, other processes notice that the local owners are gone.
-        """
+        """Take local owners off the list when the broker closes; remote owners stay listed."""
+        # If the store is away or full, other processes notice that the local owners are gone.
         try:
             for attached in list(self._by_id.values()):
                 if not attached.owner.lease:
@@ -484,10 +482,8 @@ class Owners(abc.ABC, Generic[A]):
         return True
 
     def after_fork_child(self) -> None:
-        """Leave the owners to the parent, in a forked child, and close the copies at once.
-
-        If the child kept the copies, a dead parent would seem alive.
-        """
+        """Leave the owners to the parent, in a forked child, and close the copies at once."""
+        # If the child kept the copies, a dead parent would seem alive.
         self._liveness.after_fork_child()
         for attached in list(self._by_id.values()):
             attached.after_fork_child()

@@ -82,10 +82,8 @@ class Asleep:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[bool]:
-        """Enter the wait for a block; False when the wait is over and its descriptor is closed.
-
-        Signal handlers are deferred inside, except in an ``InterruptibleWait`` of the caller.
-        """
+        """Enter the wait for a block; False when the wait is over and its descriptor is closed."""
+        # Signal handlers are deferred inside, except in an ``InterruptibleWait`` of the caller.
         with SignalsDeferred():
             with self._changed:
                 may = not self._over
@@ -104,10 +102,8 @@ class Asleep:
             return self._over and not self._many
 
     def end(self, wake: Callable[[], None]) -> None:
-        """Close the wait, and wait for its threads to leave; ``wake`` ends their sleep.
-
-        It waits a few seconds at most: the caller may be a signal handler inside the sleep.
-        """
+        """Close the wait, and wait for its threads to leave; ``wake`` ends their sleep."""
+        # It waits a few seconds at most: the caller may be a signal handler inside the sleep.
         until = time.monotonic() + _PATIENCE
         with self._changed:
             self._over = True

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import select
 from collections.abc import Iterable
 
+from tidemill.brokers.shared.waits import Until, ready_of
 from tidemill.core.locks import Lock
-from tidemill.core.signals import InterruptibleWait
 
 
 def readable(fds: Iterable[int], seconds: float | None = None) -> list[int]:
-    """Sleep until a descriptor is readable or hangs up, or the time is over.
-
-    Returns the descriptors that are readable or have hung up.
-
-    Unlike ``select.select``, this takes descriptors above 1023.
-    """
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    with InterruptibleWait():
-        return [fd for fd, _ in poll.poll(None if seconds is None else max(0.0, seconds) * 1000)]
+    """Sleep until a descriptor is readable or hangs up, or the time is over; return those."""
+    return ready_of(Until(math.inf if seconds is None else seconds, [*fds]))
 
 
 class WakePipe:
