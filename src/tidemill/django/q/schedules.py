@@ -372,15 +372,13 @@ def _of_record(record: Record) -> Schedule:
     stored = decode(record.body)
     job, kept, func = stored.job, Values(), stored.job.task
     args, kwargs = list[Any](), Values()
-    with contextlib.suppress(
-        CodecError, TypeError, ValueError
-    ):  # perhaps only a worker can read the arguments
+    # Perhaps only a worker can read the arguments.
+    with contextlib.suppress(CodecError, TypeError, ValueError):
         if job.pickled:
             verify(job, project_mill().runtime.keys)
         args, kwargs = arguments_of(job)
         if func == RUN:
-            kept = kwargs.get("schedule", kept)
-            func, args, kwargs = args
+            func, args, kwargs, kept = *args, kwargs.get("schedule", kept)
     options = dict(kept.get("options", {}))
     if options.get("group") == record.name:
         del options["group"]
@@ -399,7 +397,7 @@ def _of_record(record: Record) -> Schedule:
         **_type_of(stored.rule, kept),
     }
     values |= {"id": record.name, "pk": record.name, "task": stored.last_job or None}
-    shown = {field: values[field] for field in _FIELDS} | {"next_run": moment_of(next_run)}
+    shown: Values = {**{field: values[field] for field in _FIELDS}, "next_run": moment_of(next_run)}
     for field in ("args", "kwargs"):
         shown[field] = kept.get(field) or (repr(values[field]) if values[field] else None)
     made = Schedule(**shown)
@@ -441,12 +439,12 @@ def _changed(record: Record | None, name: str, given: Values) -> Change:
 def _set_times(stored: Stored, values: Values, changed: set[str], now: float) -> None:
     """Set the changed times. The next time stays, even if it is past, unless it is given."""
     moment, left = values["next_run"], values["repeats"]
-    is_moved = "next_run" in changed and moment is not None
-    if is_moved:
-        stored.planned = moment.timestamp()
+    moved = moment if "next_run" in changed else None
+    if moved:
+        stored.planned = moved.timestamp()
     if changed & _TIMES:
         stored.rule = _rule(values)
-    if is_moved or changed & _TIMES:
+    if moved or changed & _TIMES:
         field = "at" if stored.rule.at else "start"
         stored.rule = msgspec.structs.replace(stored.rule, **{field: stored.planned})
         stored.unanchored, stored.said = False, now
@@ -537,15 +535,14 @@ def _test(lookup: str, given: Any) -> Test:
 
 def _clean(field: str, value: Any) -> Any:
     """A field as a value: arguments that are no text, times in UTC."""
+    if field == "repeats":
+        return max(int(value), -1)
     if field == "func" or (field == "hook" and value):
         return path_of(value)
     if field == "minutes" and value is not None:
         return check_count("minutes", int(value), 0)
-    if field == "repeats":
-        return max(int(value), -1)
     if field == "next_run" and (moment := DateTimeField().to_python(value)):
-        aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
-        return aware.astimezone(dt.UTC)
+        return moment.astimezone(dt.UTC)  # the local zone is that of the project
     if field == "args":
         value = () if value in (None, "") else _literal(field, value)
         return tuple(map(to_key, value if isinstance(value, tuple) else (value,)))

@@ -452,6 +452,8 @@ class Schedules(Case):
         made.cluster = "slow"
         made.save()
         self.assertEqual((made.repeats, made.next_run), (2, found.next_run))
+        Schedule.objects.update(repeats=5)
+        self.assertEqual(Schedule.objects.get().repeats, 5)
         self.assertGreater(made.next_run, timezone.now())
 
     def test_a_paused_schedule_stays_paused_until_it_gets_a_time(self):
@@ -481,9 +483,10 @@ class Schedules(Case):
     def test_arguments_that_are_no_literals_stay(self):
         order = Order.objects.create(note="x")
         moment, price = timezone.now(), Decimal("1.10")
-        schedule("shop.hooks.given", moment, {1, 2}, name="a", order=order, price=price)
+        given = (order, moment, {1, 2})
+        schedule("shop.hooks.given", *given, name="a", order=order, price=price)
         before = decode(mill.broker.schedules(["a"])[0].body).job
-        found = Schedule.objects.get(kwargs={"price": price, "order": order})
+        found = Schedule.objects.get(kwargs={"price": price, "order": order}, args=given)
         found.hook, found.next_run = hooks.remember, timezone.now() + HOURS
         found.save()
         Schedule.objects.update_or_create(name="a", defaults={"hook": None, "func": hooks.given})
@@ -493,7 +496,7 @@ class Schedules(Case):
         self.assertIn("Decimal('1.10')", found.kwargs)
         job = mill.schedules.run("a")
         self.run_jobs()
-        self.assertEqual(job.result(), [moment, {1, 2}, order.pk, price])
+        self.assertEqual(job.result(), [order.pk, moment, {1, 2}, order.pk, price])
 
     def test_a_keyword_may_be_named_as_a_field_of_the_record(self):
         made = schedule("shop.hooks.named", args=[1], name="a", kwargs={"b": 2}, group="g")
@@ -501,7 +504,7 @@ class Schedules(Case):
         self.run_jobs()
         self.assertEqual(result_group("g"), [[[1], {"b": 2}]])
 
-    @override_settings(USE_TZ=False)
+    @override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo")
     def test_times_have_no_zone_without_use_tz(self):
         soon = dt.datetime.now() + HOURS
         made = schedule("math.floor", 1, name="a", schedule_type="H", next_run=soon)
@@ -514,7 +517,8 @@ class Schedules(Case):
         self.assertEqual(mill.schedules.get("a").next.timestamp(), (soon + HOURS).timestamp())
 
     def test_schedules_of_plain_tidemill_are_found_and_get_other_times(self):
-        mill.schedules.add("a", tasks.write_order.call("x"), every="5 minutes", repeats=9)
+        mill.schedules.add("a", tasks.write_order.call("x"), every=300, repeats=9, jitter=100)
+        (before,) = mill.broker.schedules(["a"])
         mill.schedules.add("b", tasks.write_order.call("y"), every=90, jitter=5)
         found, is_new = Schedule.objects.get_or_create(name="a", defaults={"func": "math.floor"})
         self.assertEqual(
@@ -524,6 +528,7 @@ class Schedules(Case):
         found.schedule_type = "H"
         found.save()
         self.assertEqual(mill.schedules.get("a").when, "every 3600 s")
+        self.assertEqual(mill.broker.schedules(["a"])[0].due, before.due)
         found.args = "'z'"
         with self.assertRaisesMessage(InvalidOption, "only its times can change"):
             found.save()
@@ -543,7 +548,8 @@ class Schedules(Case):
             Schedule.objects.get_or_create(name="newer", defaults={"func": "math.floor"})
 
     def test_a_schedule_without_a_first_time_is_due_at_once(self):
-        for given in ({}, {"schedule_type": "D"}, {"schedule_type": "M", "next_run": PAST}):
+        past = {"schedule_type": "M", "next_run": PAST.replace(tzinfo=None)}
+        for given in ({}, {"schedule_type": "D"}, past):
             made = Schedule.objects.create(func="math.floor", args="1", **given)
             jobs = []
             self.fire(made.name, jobs)

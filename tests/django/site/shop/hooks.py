@@ -27,8 +27,8 @@ def remember(task):
     seen.append((task.func, task.success, task.result, task.group))
 
 
-def given(*args, order, price):
-    return [*args, order.pk, price]
+def given(first, *args, order, price):
+    return [first.pk, *args, order.pk, price]
 
 
 def named(args, kwargs):
