@@ -71,11 +71,9 @@ def asking_queues(want: Want | None) -> Statement:
 def read_ahead(
     jobs: StoredJobs, held: Sequence[Item], step: Step, stored: list[str] | None
 ) -> None:
-    """Read, in one message, the rows that most exchanges need: queues, numbers, first ready jobs.
-
-    ``held`` are the running jobs that the step names. ``stored`` are the names of queues with ready
-    jobs, if these are known.
-    """
+    """Read, in one message, the rows of most exchanges: queues, numbers, first ready jobs."""
+    # ``held`` are the running jobs that the step names. ``stored`` are the names of queues with
+    # ready jobs, if these are known.
     want = step.want or Want(0)
     queues = [*(want.queues or stored or ())] if want.count else []
     names = {item.record.envelope.queue for item in held}.union(queues)
@@ -185,10 +183,8 @@ def _lease_plainly(jobs: StoredJobs, owner: Owner, want: Want) -> list[Lease]:
 
 
 def _ready_lists(jobs: StoredJobs, want: Want) -> dict[ReadyList, list[Ready]]:
-    """The first entries of the ready lists: from the table, with the changes of this transaction.
-
-    A strict want needs no list after the queues that have enough jobs.
-    """
+    """The first entries of the ready lists, with the changes of this transaction."""
+    # A strict want needs no list after the queues that have enough jobs.
     text = f"SELECT rank, seq, id FROM tidemill_job WHERE {_LIST} {_ORDER}"
     lists: dict[ReadyList, list[Ready]] = {}
     left: float = want.count if want.mode is Mode.STRICT else math.inf

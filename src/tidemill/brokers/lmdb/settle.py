@@ -360,10 +360,8 @@ def release_owner(
 
 
 def _lose(commit: Transitions, owner: int, worker: str, token: int) -> None:
-    """Give back a lease whose owner vanished: a message with a failed attempt, a task with a loss.
-
-    A task fails after as many losses as it has attempts.
-    """
+    """Give back a vanished owner's lease: a message with a failed attempt, a task with a loss."""
+    # A task fails after as many losses as it has attempts.
     stored = _leased(commit, owner, token)
     if stored is None:
         return

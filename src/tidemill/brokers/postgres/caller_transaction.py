@@ -105,12 +105,7 @@ T = TypeVar("T")
 
 
 def _driver_connection(txn: Any) -> Any:
-    """The connection of psycopg or asyncpg that ``txn`` uses. Other objects are returned as given.
-
-    Raises:
-        InvalidOption: ``txn`` is async and not used in its event loop, or is Django's connection
-            without a transaction.
-    """
+    """The connection of psycopg or asyncpg that ``txn`` uses. Other objects return as given."""
     if isinstance(txn, (psycopg.Cursor, psycopg.AsyncCursor)):
         return txn.connection
     if _is_of("sqlalchemy", txn):

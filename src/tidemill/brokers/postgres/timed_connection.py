@@ -28,15 +28,10 @@ _inherited: list[object] = []  # connections that the parent still uses: never c
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that a signal handler may interrupt while the server works.
+    """A connection that a signal handler may interrupt while the server works."""
 
-    Attributes:
-        until: monotonic time by which the server must have answered; None means no limit.
-        pooled: True behind PgBouncer.
-    """
-
-    until: float | None = None
-    pooled = False
+    until: float | None = None  # monotonic time by which the server must have answered
+    pooled = False  # True behind PgBouncer
     _kept: psycopg.Cursor[tuple[Any, ...]] | None = None
 
     @property

@@ -554,9 +554,7 @@ class Credit:
 
     def _set_back(self, state: QueueState, now: float) -> None:
         if not state.consumes or now - state.begun < UNWANTED:
-            # Leave a new consumer alone: after a reconnect, the messages of running jobs come
-            # first.
-            return
+            return  # a new consumer: after a reconnect, the messages of running jobs come first
         if not self.is_for(state) and now - state.wanted >= UNWANTED:
             self.rest(state)
         elif state.peak < state.credit:
@@ -576,11 +574,8 @@ class BasicGet:
         self._lock = lock
 
     def fetch(self, rows: list[list[QueueState]]) -> Iterator[HeldMessage]:
-        """Yield messages. Rows of places take turns; a row yields the first message of its places.
-
-        Raises:
-            BrokerUnavailable: the server does not answer. The message of a late answer goes back.
-        """
+        """Yield messages. Rows of places take turns; a row yields its first message."""
+        # If the server does not answer, this raises, and the message of a late answer goes back.
         while rows:
             row = rows.pop(0)
             hold = next(filter(None, map(self._get, row)), None)

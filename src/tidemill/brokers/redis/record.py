@@ -64,10 +64,8 @@ PUT_MOST = 50_000  # the most jobs of one put: the server does nothing else mean
 
 
 def pack_put(jobs: Sequence[Envelope]) -> list[bytes]:
-    """Four arguments for each job: its id, its record without the sequence, its envelope, its wish.
-
-    The wish has the job's conflict rule, times, links and limit.
-    """
+    """Four arguments for each job: its id, record without the sequence, envelope and wish."""
+    # The wish has the job's conflict rule, times, links and limit.
     if len(jobs) > PUT_MOST:
         raise InvalidOption(
             f"redis:// stores at most {PUT_MOST} jobs in one put, not {len(jobs)}; "

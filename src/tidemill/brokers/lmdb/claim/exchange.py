@@ -278,10 +278,8 @@ _PATIENCE = 0.05  # seconds that a sleeper waits for the commit of a put that le
 
 
 def fetch_committed(store: Store, local_owner: LocalOwner, step: Step) -> Reply | None:
-    """The leases that a plain put has just made for the owner; None when a full step must follow.
-
-    This needs no write lock: it reads what is committed.
-    """
+    """The leases that a plain put has just made for the owner; None if a full step must follow."""
+    # This needs no write lock: it reads what is committed.
     want = step.want
     more = step.verdicts or step.notes or step.touch or step.history or step.held is not None
     if not local_owner.sleeper.has_lease(0.0 if more else _PATIENCE):

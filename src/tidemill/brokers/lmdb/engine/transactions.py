@@ -160,10 +160,9 @@ def nested(
 
 
 class Reading:
-    """A read transaction, as a context manager; ``translated`` turns LMDB's errors into tidemill's.
+    """A read transaction, as a context manager; ``translated`` turns LMDB's errors into ours."""
 
-    No caller holds a read transaction for long, since its pages cannot be reused meanwhile.
-    """
+    # No caller holds a read transaction for long, since its pages cannot be reused meanwhile.
 
     __slots__ = ("_env", "_translated", "_txn")
 

@@ -221,10 +221,8 @@ class WakeUps:
         only: int = 0,
         terms: SleeperWant = NOTHING,
     ) -> None:
-        """Mark a slot as asleep, with the kinds of hint, a bloom of queues or ids, and an end time.
-
-        ``only`` is the :func:`digest` of the queue when the sleeper waits for a single queue.
-        """
+        """Mark a slot as asleep, with kinds of hint, a bloom of queues or ids, and an end time."""
+        # ``only`` is the :func:`digest` of the queue when the sleeper waits for a single queue.
         self.set_waiting(sleeper, False)
         at = sleeper.slot * _SIZE
         struct.pack_into("=I", self._map, at + 4, only)

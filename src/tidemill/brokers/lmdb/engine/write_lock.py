@@ -154,11 +154,9 @@ log = logging.getLogger("tidemill")
 
 
 class Writer:
-    """A thread that runs ``work`` once or more after each :meth:`call`; the first call starts it.
+    """A thread that runs ``work`` once or more after each :meth:`call`, which may start it."""
 
-    The thread is a daemon: it may wait forever for another process, and holds nothing while it
-    waits.
-    """
+    # The thread is a daemon: it may wait forever for another process, and holds nothing meanwhile.
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work

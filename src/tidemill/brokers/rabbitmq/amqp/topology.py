@@ -73,10 +73,9 @@ class _Errand:
 
 
 class Declarer(ConnectionListener):
-    """Asks over the connection of ``side``, for the connection of ``thread``, which takes messages.
+    """Asks over the connection of ``side``, for that of ``thread``, which takes messages."""
 
-    Any thread may call. The thread of ``side`` calls the callers back.
-    """
+    # Any thread may call. The thread of ``side`` calls the callers back.
 
     def __init__(self, side: ConnectionThread, thread: ConnectionThread, failed: Place) -> None:
         self._side = side
