@@ -27,9 +27,8 @@ from tidemill.brokers.contract.transfer import Departure, Transfer
 from tidemill.brokers.django import history as history_rows
 from tidemill.brokers.django import inspect
 from tidemill.brokers.django import schedules as stored
-from tidemill.brokers.django.caller import inside, joined
 from tidemill.brokers.django.claim import need_limited
-from tidemill.brokers.django.connections import Borrowed, Unsure
+from tidemill.brokers.django.connections import Borrowed, Unsure, inside, joined
 from tidemill.brokers.django.due import PIECE, delete_surplus, prune, surplus
 from tidemill.brokers.django.jobs import StoredJobs
 from tidemill.brokers.django.owners import Owners
@@ -198,11 +197,7 @@ class DjangoBroker(StoreCalls):
         return database.write(lambda rows: put_plainly(rows, jobs), lock=False)
 
     def _surely(self, jobs: Sequence[Envelope], attempt: Callable[[], T]) -> T | list[Put]:
-        """Put jobs; try again for ``patience`` seconds while an attempt fails and stores nothing.
-
-        Raises:
-            BrokerUnavailable, StoreFull: nothing was stored.
-        """
+        """Put jobs; try again for ``patience`` seconds while an attempt stores nothing."""
         until = time.monotonic() + self._address.patience
         while True:
             try:

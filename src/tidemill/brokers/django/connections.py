@@ -133,11 +133,9 @@ class Connection(Rows):
         return answers[len(unsent) :]
 
     def commit(self) -> None:
-        """End the transaction. If a signal comes after the commit, the call does not start again.
-
-        If a signal comes before the commit, psycopg cancels the statement. Then the transaction has
-        failed, and the call may start again.
-        """
+        """End the transaction. If a signal comes after the commit, the call is not repeated."""
+        # If a signal comes before the commit, psycopg cancels the statement. Then the transaction
+        # has failed, and the call may start again.
         try:
             self.execute("COMMIT")
         except KeyboardInterrupt:
@@ -158,6 +156,35 @@ class Connection(Rows):
             self.dialect.give_up(self._wrapper)
         with contextlib.suppress(Exception):
             self._wrapper.close()
+
+
+def inside(alias: str) -> Any:
+    """Django's connection of this thread if it is within ``atomic``; else None."""
+    from django.db import connections
+
+    wrapper = connections[alias]
+    return wrapper if wrapper.in_atomic_block else None
+
+
+def joined(txn: Any, alias: str) -> Any:
+    """The connection that ``txn`` names; None without ``txn``."""
+    if txn is None:
+        return None
+    from django.db import connections
+
+    named = txn if isinstance(txn, str) else getattr(txn, "alias", None)
+    if named != alias:
+        raise InvalidOption(
+            f"txn must be Django's connection of the database {alias!r}, "
+            "as django.db.connection, or its alias"
+        )
+    wrapper = connections[alias]
+    if not wrapper.in_atomic_block:
+        raise InvalidOption(
+            "txn is Django's connection outside of a transaction; put inside: "
+            "with transaction.atomic():"
+        )
+    return wrapper
 
 
 class Borrowed(Rows):

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.brokers.django.caller import inside
-from tidemill.brokers.django.connections import Borrowed, Database
+from tidemill.brokers.django.connections import Borrowed, Database, inside
 from tidemill.brokers.django.dialects import Statement
 from tidemill.brokers.django.due import come_due
 from tidemill.brokers.django.jobs import Facts, StoredJobs, decode_facts
@@ -66,11 +65,9 @@ class Store:
         rows.execute(text, [msgspec.msgpack.encode(facts)])
 
     def _found(self) -> str:
-        """Create the store's row with a name, unless another process was faster; return the name.
-
-        If a transaction of this thread prevents the creation, return an empty name. The first call
-        after the transaction creates the row.
-        """
+        """Create the store's row with a name, unless another process was faster; return it."""
+        # If a transaction of this thread prevents the creation, return an empty name. The first
+        # call after the transaction creates the row.
 
         def work(rows: Rows) -> None:
             if not rows.execute("SELECT id FROM tidemill_store WHERE id = 1"):

@@ -6,7 +6,6 @@ other broker with this one, call by call; where two brokers differ, one is wrong
 Read ``broker`` for the calls, and :mod:`tidemill.brokers.rules` for what they do to jobs.
 """
 
-from tidemill.brokers.memory.broker import MemoryBroker, open_url
-from tidemill.brokers.memory.settings import check_url
+from tidemill.brokers.memory.broker import MemoryBroker, check_url, open_url
 
 __all__ = ["MemoryBroker", "check_url", "open_url"]

@@ -7,13 +7,11 @@ from typing import Any
 
 from tidemill.brokers.contract.exchange import Reply, Step, check_nonce, lost
 from tidemill.brokers.contract.features import Feature, lacks
-from tidemill.brokers.contract.retention import Retention
-from tidemill.brokers.memory.calls import Admin, Limits, Schedules, Transfer
+from tidemill.brokers.contract.retention import KEEP_OPTIONS, Retention
+from tidemill.brokers.memory.calls import Admin, JobNumbers, Limits, Schedules, Transfer
 from tidemill.brokers.memory.history import History, add_history, prune_history
 from tidemill.brokers.memory.inspect import Inspection
-from tidemill.brokers.memory.job_numbers import JobNumbers
 from tidemill.brokers.memory.reply_cache import ReplyCache
-from tidemill.brokers.memory.settings import check_url
 from tidemill.brokers.memory.waits import Waits
 from tidemill.brokers.rules import limits
 from tidemill.brokers.rules.claim import lease
@@ -27,11 +25,16 @@ from tidemill.brokers.shared.remote_owners import Silence
 from tidemill.brokers.shared.waits import Parked, Until, sleep
 from tidemill.brokers.shared.wake_pipe import WakePipe
 from tidemill.core.clock import new_id
-from tidemill.core.config import Url
+from tidemill.core.config import Url, check_known
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Command, Owner, Put, Record
 from tidemill.core.locks import Condition
 from tidemill.errors import TidemillError
+
+
+def check_url(url: Url) -> Retention:
+    check_known("a memory:// url", url.options, KEEP_OPTIONS)
+    return Retention.from_options(url.options)
 
 
 def open_url(url: Url) -> MemoryBroker:

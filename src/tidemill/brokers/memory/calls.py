@@ -9,11 +9,12 @@ from tidemill.brokers.contract.features import Feature, lacks
 from tidemill.brokers.contract.schedules import Change, Changed, Schedule
 from tidemill.brokers.contract.transfer import Departure
 from tidemill.brokers.rules import admin, limits, transfer
+from tidemill.brokers.rules.claim import start_lease
 from tidemill.brokers.rules.due import come_due
 from tidemill.brokers.rules.schedules import ScheduleTable
 from tidemill.brokers.rules.transitions import Jobs
 from tidemill.core.envelope import LimitSettings
-from tidemill.core.job import Command, Owner, Record
+from tidemill.core.job import Command, Lease, Owner, Record, State
 from tidemill.core.locks import Condition
 from tidemill.limits.arithmetic import Held, LimitStats
 
@@ -95,6 +96,35 @@ class Admin(Part):
 
     def backup(self, target: str) -> None:
         raise lacks(self.url, Feature.BACKUP, "backup")
+
+
+class JobNumbers(Part):
+    """Numbers for jobs, and leases by their ids."""
+
+    def numbers(self, count: int) -> int:
+        with self._lock:
+            self._jobs.numbered += count
+            return self._jobs.numbered - count + 1
+
+    def lease_named(self, owner_id: str, job_ids: Sequence[str]) -> list[Lease | None]:
+        with self._lock:
+            self._jobs.check_here()
+            come_due(self._jobs)
+            owner = self._owners.get(owner_id)
+            if owner is None:
+                return [None] * len(job_ids)
+            return [_lease_named(self._jobs, owner, job_id) for job_id in job_ids]
+
+
+def _lease_named(jobs: Jobs, owner: Owner, job_id: str) -> Lease | None:
+    """Lease a job that is ready, or that a retry makes ready."""
+    item = jobs.items.get(job_id)
+    if item is None or item.record.envelope.limit is not None:
+        return None
+    again = item.record.state in (State.SCHEDULED, State.FAILED)
+    if again and not admin.retry(jobs, job_id, asked=False):
+        return None
+    return start_lease(jobs, item, owner) if item.record.state is State.READY else None
 
 
 class Limits(Part):

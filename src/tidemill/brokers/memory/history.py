@@ -25,16 +25,6 @@ def prune_history(jobs: Jobs) -> None:
             del jobs.history[row.kind, row.span, row.at, row.name]
 
 
-def keep(jobs: Jobs, rows: Sequence[HistoryRow]) -> None:
-    """Replace rows; a row without counts and without a sample is deleted."""
-    for row in rows:
-        key = row.kind, row.span, row.at, row.name
-        if row.counts or row.sample:
-            jobs.history[key] = row
-        else:
-            jobs.history.pop(key, None)
-
-
 class History(Part):
     def history(
         self, kind: str, span: int, since: int = 0, until: int = 1 << 40, name: str = ""
@@ -56,4 +46,9 @@ class History(Part):
 
     def keep_history(self, rows: Sequence[HistoryRow]) -> None:
         with self._lock:
-            keep(self._jobs, rows)
+            for row in rows:
+                key = row.kind, row.span, row.at, row.name
+                if row.counts or row.sample:
+                    self._jobs.history[key] = row
+                else:
+                    self._jobs.history.pop(key, None)

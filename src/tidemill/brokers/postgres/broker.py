@@ -28,9 +28,9 @@ from tidemill.brokers.postgres.encoding import leases_of, texts
 from tidemill.brokers.postgres.exchange import settle_inside
 from tidemill.brokers.postgres.grants import statements
 from tidemill.brokers.postgres.history import HistoryTable
-from tidemill.brokers.postgres.migrate import bring_up
 from tidemill.brokers.postgres.owners import Owners
 from tidemill.brokers.postgres.put import put, put_inside
+from tidemill.brokers.postgres.schema import bring_up
 from tidemill.brokers.postgres.settings import Address, check_url
 from tidemill.brokers.postgres.statements import Session
 from tidemill.brokers.postgres.waits import Waits

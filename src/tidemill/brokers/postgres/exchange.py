@@ -20,7 +20,7 @@ from tidemill.core.job import Command, Owner, Verdict
 from tidemill.errors import StoreMoved
 
 if TYPE_CHECKING:
-    from tidemill.brokers.postgres.owner import AttachedOwner
+    from tidemill.brokers.postgres.owners import AttachedOwner
     from tidemill.brokers.postgres.statements import Session
 
 _NOTHING = Want(0, sleep=False)

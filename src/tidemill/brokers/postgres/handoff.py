@@ -27,20 +27,16 @@ class HandOff:
         self._arrived: list[tuple[int, str]] = []  # turn, lease
         self._asked: Want | None = None
         self._due = 0.0  # monotonic time at which the next job comes due
-        self._has_waited = False  # for hints, at least once
+        self.has_waited = False  # the owner waits between its steps, as workers do
 
     def arrived(self, turn: int, packed: str) -> None:
         """Keep a lease that a notification brought."""
         with self._lock:
             self._arrived.append((turn, packed))
 
-    def waits(self) -> None:
-        """Remember that the owner begins to wait."""
-        self._has_waited = True
-
     def may_come(self, want: Want) -> bool:
         """Whether puts may lease jobs to the owner while it sleeps after this step."""
-        return self._has_waited and want.sleep and want.tasks and not want.messages
+        return self.has_waited and want.sleep and want.tasks and not want.messages
 
     def take(self, step: Step) -> Reply | None:
         """Answer a step with leases that have arrived; None when the server must be asked."""

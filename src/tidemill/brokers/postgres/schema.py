@@ -6,6 +6,10 @@ migration is one transaction under a lock, so any number of processes may migrat
 files, ``tidemill`` stands for the schema's name.
 
 A release works on stores of its own version alone, and never migrates a store of a newer version.
+
+A migration locks its tables. While a migration waits for a transaction that uses a table, all later
+users of the table wait for the migration. So the migration waits half a second at most, lets other
+users through, and tries again while its patience lasts.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+import random
 import re
+import time
 from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 
@@ -21,10 +27,20 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from tidemill.brokers.postgres.errors import NOT_MIGRATED, Refused
+from tidemill.brokers.postgres.errors import (
+    NOT_MIGRATED,
+    Refused,
+    Unfit,
+    is_worth_repeating,
+    translated,
+)
+from tidemill.brokers.postgres.settings import Address
+from tidemill.brokers.postgres.timed_connection import connect
 from tidemill.core.clock import new_id
+from tidemill.errors import BrokerUnavailable
 
 _LOCK = 0x7469_6465  # "tide"
+_PAUSE = 0.5  # seconds between two tries of a migration
 LOCK_TIMEOUT = 500  # milliseconds that a migration waits for a lock before it lets others through
 
 _NAME = re.compile(r"\btidemill\b")
@@ -103,9 +119,6 @@ def migrate(
 ) -> tuple[int, int]:
     """Bring a schema to this version; return the versions before and after.
 
-    While the migration waits for the lock of a table, all later users of the table wait, too. So
-    each wait is short.
-
     Raises:
         Refused: a newer release has migrated the schema; nothing was changed.
         psycopg.errors.LockNotAvailable: others use the tables; nothing was changed.
@@ -147,3 +160,41 @@ def migrate(
 def _run(conn: psycopg.Connection, text: str, schema: str) -> None:
     # Many statements in one message need libpq's simple protocol, which takes no parameters.
     conn.execute(_NAME.sub(f'"{schema}"', text).encode())
+
+
+def bring_up(address: Address) -> tuple[int, int]:
+    """Bring a store to this version; return the versions before and after."""
+    until = time.monotonic() + address.limit
+    while True:
+        try:
+            return _try(address)
+        except (Refused, Unfit):
+            raise
+        except BrokerUnavailable:
+            if time.monotonic() + _PAUSE >= until:
+                raise
+        time.sleep(_PAUSE * random.uniform(0.5, 1.0))
+
+
+def _try(address: Address) -> tuple[int, int]:
+    conn = connect(address, direct=True)
+    conn.until = None  # a migration takes its time
+    try:
+        return migrate(conn, address.schema)
+    except psycopg.errors.LockNotAvailable as error:
+        raise BrokerUnavailable(_in_use(address)) from error
+    except psycopg.Error as error:
+        if is_worth_repeating(error):
+            raise BrokerUnavailable(_in_use(address)) from error
+        raise translated(error, address.where) from error
+    finally:
+        conn.close()
+
+
+def _in_use(address: Address) -> str:
+    return (
+        f"the store in schema {address.schema!r} at {address.where} could not be migrated within "
+        f"{address.limit:g} s: another migration is under way, or a transaction that stays open "
+        "uses its tables (pg_stat_activity shows it); end the transaction, or raise patience= in "
+        "the url, then run it again"
+    )

@@ -12,8 +12,7 @@ from typing import Any
 from tidemill.brokers.postgres.connections import Connections, ServerConnection
 from tidemill.brokers.postgres.encoding import texts
 from tidemill.brokers.postgres.errors import Refused, Renumbered
-from tidemill.brokers.postgres.migrate import bring_up
-from tidemill.brokers.postgres.schema import check, installed
+from tidemill.brokers.postgres.schema import bring_up, check, installed
 from tidemill.brokers.postgres.settings import Address
 from tidemill.brokers.postgres.timed_connection import Connection
 from tidemill.brokers.postgres.wakeup import WakeUps
@@ -212,10 +211,8 @@ class Session:
         return self.queues
 
     def _look_for_queues(self, conn: Connection) -> None:
-        """Check whether the server of a new connection has lost queues, and renumber these queues.
-
-        Queues get lost when a lagging standby takes over, or when a backup is restored.
-        """
+        """Check whether the server of a new connection has lost queues, and renumber these."""
+        # Queues get lost when a lagging standby takes over, or when a backup is restored.
         known = dict(self.queues)
         if not known:
             return

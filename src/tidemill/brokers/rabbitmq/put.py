@@ -74,23 +74,17 @@ class Outgoing(msgspec.Struct):
 
 
 class Batch:
-    """Messages that a caller waits for together.
-
-    Attributes:
-        began: monotonic time at which the waiting call began.
-        stored: the number of confirmed messages.
-        unsure: the number of sent messages without an answer, on this connection or earlier ones.
-        dropped: no more messages of the batch are sent, while some are still under way.
-        tries: how often the server closed the channel of its messages.
-    """
+    """Messages that a caller waits for together."""
 
     def __init__(
         self, items: Sequence[Outgoing], then: Callable[[], None] | None, began: float
     ) -> None:
         self.items = items
-        self.began = began
-        self.stored = self.unsure = self.tries = 0
-        self.dropped = False
+        self.began = began  # monotonic time at which the waiting call began
+        self.stored = 0  # the number of confirmed messages
+        self.unsure = 0  # messages sent without an answer, on this connection or earlier ones
+        self.tries = 0  # how often the server closed the channel of its messages
+        self.dropped = False  # no more messages are sent, while some are still under way
         self.trouble: TidemillError | None = None
         self.done = Event()
         self.then = then

@@ -114,35 +114,26 @@ class HeldMessage:
 
 
 class QueueState:
-    """A place, as one owner sees it.
-
-    Attributes:
-        credit: the number of messages that the server may hand out to the owner; 0: no consumer.
-        trim: the consumers can bring more than the credit, so some of them must end.
-        needs, peak: the credit that the latest want needed, and the most since the last look.
-        resting: the owner wants no messages of the place beyond the leased messages.
-        consumers: the consumers of the place, as the connection thread knows them; ``got`` counts
-            the messages that were fetched one by one.
-        held: the number of leased messages, without messages that the server has again.
-        empty: the server had no message at the last question, and none has come since.
-        asking: a question to the server has no answer yet. late: the answer is late.
-        wanted: monotonic time at which somebody last wanted messages of the place.
-        back: monotonic time at which this owner last sent a message there, or a consumer ended.
-        begun: monotonic time at which a consumer of the place last began.
-    """
+    """A place, as one owner sees it. Times are monotonic."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.credit = self.needs = self.peak = 0
-        self.trim = self.resting = False
+        self.credit = 0  # messages that the server may hand out to the owner; 0: no consumer
+        self.needs = self.peak = 0  # the credit for the latest want; the most since the last look
+        self.trim = False  # the consumers can bring more than the credit, so some of them must end
+        self.resting = False  # the owner wants no messages beyond the leased messages
         self._begin_anew()
-        self.empty = self.asking = self.late = False
-        self.wanted = self.back = self.begun = 0.0
+        self.empty = False  # no message at the last question to the server, and none came since
+        self.asking = self.late = False  # a question has no answer yet; the answer is late
+        self.wanted = 0.0  # when somebody last wanted messages of the place
+        self.back = 0.0  # when this owner last sent a message there, or a consumer ended
+        self.begun = 0.0  # when a consumer of the place last began
         self.arrivals = 0
         self._holds: deque[HeldMessage] = deque()
 
     def _begin_anew(self) -> None:
-        self.held = 0
+        self.held = 0  # leased messages, without messages that the server has again
+        # ``got`` counts the messages that were fetched one by one.
         self.got = Consumer("", 0, Stage.ENDED)
         self.consumers = [self.got]
 

@@ -21,15 +21,11 @@ class HandOff:
         self.heard = 0  # the turn of the lease that the next step confirms; 0 for none
         self._turn = 0  # of the latest step; 0 when no lease can be valid
         self._asked: Want | None = None
-        self._waits = False  # True when the owner waits between its steps, as workers do
-
-    def waits(self) -> None:
-        """Remember that the owner waits between its steps."""
-        self._waits = True
+        self.has_waited = False  # the owner waits between its steps, as workers do
 
     def may_come(self, want: Want) -> bool:
         """Whether puts may lease to the owner while it sleeps after a step with this want."""
-        return self._waits and want.sleep and want.tasks and not want.messages
+        return self.has_waited and want.sleep and want.tasks and not want.messages
 
     def take(self, step: Step, hints: Sequence[bytes]) -> Lease | None:
         """The lease that a hint brought; None when the server must be asked."""

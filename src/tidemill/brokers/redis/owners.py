@@ -131,7 +131,7 @@ class AttachedOwner(shared.ConnectedOwner):
         limit = self.renewed + self._lease / 3 - time.monotonic()
         watched = self.watched_fds
         timeout = min(timeout, limit, _LONGEST)
-        self._hand_off.waits()
+        self._hand_off.has_waited = True
         ready = yield from self.sleeper.parked(timeout, [self._pipe.fd, *fds], watched)
         if self._pipe.fd in ready:
             self._pipe.drain()
