@@ -65,11 +65,6 @@ def _of_tls(cause: BaseException) -> str:
     return ""
 
 
-def _was_cut(causes: list[BaseException]) -> bool:
-    """Whether TLS ended without a reason: the alert of a busy server may not arrive."""
-    return any("EOF occurred in violation" in str(cause) for cause in causes)
-
-
 def with_grant(why: str, settings: Settings) -> str:
     """The server's text, with the command that grants a right if the user lacks that right."""
     if not why.startswith(_NO_RIGHT):
@@ -95,7 +90,9 @@ def sentence(error: BaseException, settings: Settings) -> str:
             return f"rabbitmq at {where}: {with_grant(cause.reply_text, settings)}"
         if isinstance(cause, ConnectionClosedByBroker):
             return f"rabbitmq at {where} closed the connection: {cause.reply_text}"
-    if settings.tls is not None and "tls_cert" not in settings.tls and _was_cut(causes):
+    # TLS may end without a reason: the alert of a busy server may not arrive.
+    was_cut = any("EOF occurred in violation" in str(cause) for cause in causes)
+    if settings.tls is not None and "tls_cert" not in settings.tls and was_cut:
         return f"rabbitmq at {where} closed the connection; perhaps it {_WANTS_OURS}"
     last = next((c for c in reversed(causes) if str(c)), error)
     reason = str(last) or type(last).__name__

@@ -37,6 +37,7 @@ from tidemill.brokers.redis.schedules import Book, pack_adopted, pack_changes, r
 from tidemill.brokers.redis.settings import Settings, check_url
 from tidemill.brokers.redis.waits import Waits
 from tidemill.brokers.shared.after_fork import tell_of_forks
+from tidemill.brokers.shared.folded_history import FOLD_MOST
 from tidemill.brokers.shared.forwarded import StoreCalls, by
 from tidemill.brokers.shared.owners import folder_here
 from tidemill.brokers.shared.waits import Parked
@@ -210,7 +211,7 @@ class RedisBroker(StoreCalls):
         ready = yield from self._owners.parked(attached, min(timeout, limit), fds)
         if time.monotonic() >= self._next_tick:
             self._tick(self._brisk)
-        if self._history.has_many():
+        if self._history.unfolded >= FOLD_MOST:
             self._history.fold()
         return ready
 
@@ -301,7 +302,8 @@ class RedisBroker(StoreCalls):
     def alter(
         self, job_ids: Iterable[str], *, rank: int | None = None, queue: str | None = None
     ) -> list[bool]:
-        return self._act(b"alter", job_ids, altered(rank, queue))
+        how = b"%b %b" % (b"" if rank is None else b"%d" % rank, (queue or "").encode())
+        return self._act(b"alter", job_ids, how)
 
     def _act(self, verb: bytes, job_ids: Iterable[str], how: bytes = b"") -> list[bool]:
         done: list[bool] = []
@@ -372,11 +374,6 @@ class RedisBroker(StoreCalls):
     def adopted(self, mark: str) -> str:
         self._check_open()
         return str(self._lines.call("transfer", b"adopted", mark.encode()).decode())
-
-
-def altered(rank: int | None, queue: str | None) -> bytes:
-    """The new rank and the new queue of ``alter``, as an argument."""
-    return b"%b %b" % (b"" if rank is None else b"%d" % rank, (queue or "").encode())
 
 
 def _puts(jobs: Sequence[Envelope], answer: Any) -> list[Put]:

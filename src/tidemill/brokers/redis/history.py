@@ -11,7 +11,6 @@ from typing import Any
 from tidemill.brokers.contract.history_rows import HistoryRow
 from tidemill.brokers.redis.connections import ServerConnections
 from tidemill.brokers.shared.folded_history import (
-    FOLD_MOST,
     Added,
     FoldedHistory,
     Key,
@@ -58,10 +57,6 @@ class HistoryTable(FoldedHistory):
         found = self._lines.ask(b"SMEMBERS", self._lines.key + b":kinds")
         pairs = (name.decode().partition(":") for name in found)
         return sorted((kind, int(span)) for span, _, kind in pairs)
-
-    def has_many(self) -> bool:
-        """Whether steps of this process have added many rows since it folded last."""
-        return self.unfolded >= FOLD_MOST
 
     def fold(self) -> None:
         self.unfolded = 0

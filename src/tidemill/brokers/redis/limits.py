@@ -22,7 +22,20 @@ class Ledger:
         """Every limit in numbers, by name, queues first."""
         # The partitions of a limit are counted in pieces; jobs may start and end in between.
         facts = self._lines.call("inspect", b"limits")
-        rows = [self._counted(_stats(*facts[i : i + 8])) for i in range(0, len(facts), 8)]
+        rows = []
+        for i in range(0, len(facts), 8):
+            kind, name, terms, declared, running, failures, until, by_hand = facts[i : i + 8]
+            row = LimitStats(
+                name=name.decode(),
+                queue=kind == b"q",
+                terms=_read_terms(terms),
+                declared=_read_terms(declared) if declared else None,
+                running=running,
+                failures=failures,
+                until=_seconds(until),
+                by_hand=bool(by_hand),
+            )
+            rows.append(self._counted(row))
         return sorted(rows, key=lambda row: (not row.queue, row.name))
 
     def _counted(self, row: LimitStats) -> LimitStats:
@@ -57,28 +70,6 @@ def change(
     packed = pack_terms(terms) if terms is not None else b""
     kind = b"q" if queue else b"n"
     return kind, name.encode(), packed, b"1" if declared else b"0"
-
-
-def _stats(
-    kind: bytes,
-    name: bytes,
-    terms: bytes,
-    declared: bytes,
-    running: int,
-    failures: int,
-    until: int,
-    by_hand: int,
-) -> LimitStats:
-    return LimitStats(
-        name=name.decode(),
-        queue=kind == b"q",
-        terms=_read_terms(terms),
-        declared=_read_terms(declared) if declared else None,
-        running=running,
-        failures=failures,
-        until=_seconds(until),
-        by_hand=bool(by_hand),
-    )
 
 
 def _seconds(until: int) -> float:

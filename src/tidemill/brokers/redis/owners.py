@@ -307,17 +307,14 @@ def _pack(step: Step, *, hand: bool = False) -> list[bytes]:
     args += [_TOUCH(token, seconds) for token, seconds in step.touch]
     args.append(b"%d" % len(step.notes))
     args += map(_packed_note, step.notes)
-    return [*args, _pack_held(step.held), *pack_history(step.history)]
+    held = b"" if step.held is None else b"held" + struct.pack(f">{len(step.held)}Q", *step.held)
+    return [*args, held, *pack_history(step.history)]
 
 
 def _packed_note(note: Note) -> bytes:
     text = note.text.encode()
     head = _NOTE(note.token, note.done, note.total, note.time, len(text))
     return head + text + note.line.encode()
-
-
-def _pack_held(held: Sequence[int] | None) -> bytes:
-    return b"" if held is None else b"held" + struct.pack(f">{len(held)}Q", *held)
 
 
 def _pack_want(want: Want | None, fires: int, *, hand: bool) -> list[bytes]:
