@@ -1,12 +1,9 @@
 """The connections to the server, and calls over connections that may break at any moment.
 
-The free connections are a stack, with the last used connection on top. A call makes a new
-connection when no connection is free, up to ``pool``. This module does not use psycopg_pool, whose
+The free connections are a stack, up to ``pool``. This module does not use psycopg_pool, whose
 threads do not survive a fork. psycopg_pool also reconnects at its own times, but a call must report
-at once that the server is away.
-
-A :class:`ServerConnection` outlives its TCP connection. It numbers its calls, and the server keeps
-its last answer. So a call whose reply was lost can be repeated.
+at once that the server is away. A :class:`ServerConnection` outlives its TCP connection. It numbers
+its calls, and the server keeps its last answer. So a call whose reply was lost can be repeated.
 """
 
 from __future__ import annotations

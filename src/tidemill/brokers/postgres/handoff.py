@@ -1,9 +1,7 @@
 """Jobs that a put leased to a sleeping owner of this process: see ``sql/25_handoff.sql``.
 
-The notification contains the lease, so the owner begins the job without asking the server. The
-lease is valid only until the next step of the owner begins, since that step brings the same lease
-again. Each step of an owner has a turn, which its reply names. A notification names the turn of the
-owner's last step before the put.
+The notification contains the lease and the turn of the owner's last step before the put. It is
+valid only until the owner's next step begins, since that step brings the same lease again.
 """
 
 from __future__ import annotations

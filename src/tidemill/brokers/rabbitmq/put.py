@@ -3,15 +3,8 @@
 A batch is done when the server has confirmed all of it. After a connection breaks, only messages
 that were sent and not confirmed are sent again. So a message may be stored twice, but never lost.
 If a queue was deleted, its messages come back. Then the queue is made again, and its messages are
-sent again.
-
-Each place has a channel of its own, since a queue that does not answer holds up its whole channel.
-At first a few messages may be under way, and each confirm raises this limit by one. So a silent
-queue gets few messages: with some hundred, the server would stop reading the whole connection.
-
-If a queue refuses a message, another channel replaces the channel when all messages under way are
-answered. In RabbitMQ before 3.12.5 a channel remembers the leader of its queue, and refuses later
-messages while the node of that leader is away.
+sent again. ``docs/design/rabbitmq.md`` says why each place has a channel of its own, why few
+messages are under way at first, and why a refusal costs a channel.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The registry of queues: a stream with the name of every queue, written at its first use.
 
-The protocol cannot list the names of queues. A stream is a log: a reader starts at its beginning,
-and then gets each new entry. So a worker that serves all queues learns of a new queue at once. The
-registry reads over the connection of the questions (:mod:`.amqp.topology`). If a connection reads a
-stream too early, the server closes it. The time is too early while the stream is being made, or
-just after the server has started.
-
-The announcer writes a name before the first job goes to the queue, so that workers find the job. It
-writes the name again every hour, since the stream keeps only the latest names.
+The protocol cannot list the names of queues. The reader of a stream starts at its beginning, and
+then gets each new entry. If a connection reads a stream too early (while it is being made, or just
+after the server has started), the server closes the connection. So the registry reads over the
+connection of the questions (:mod:`.amqp.topology`). The announcer writes a name before the first
+job goes to the queue, and again every hour, since the stream keeps only the latest names.
 """
 
 from __future__ import annotations

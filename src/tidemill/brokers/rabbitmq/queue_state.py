@@ -1,16 +1,12 @@
 """An owner's view of one place: the pushed messages that nobody leased yet, and the consumers.
 
-The prefetch of a consumer cannot change. Messages of an ended consumer stay with the owner, and a
-new consumer does not count these. So a place (a queue of the server) has several consumers. When
-the credit grows, another consumer begins with the missing prefetch. When the credit falls, the
-consumers with the most room end. Their messages count until they are acknowledged.
+The prefetch of a consumer cannot change, so the credit of a place is several consumers
+(``docs/design/rabbitmq.md``). Messages of an ended consumer stay with the owner.
 
     begun ──(cancel)──► ending ──(cancel-ok)──► ended ──(none of its messages in hand)──► forgotten
 
-Messages for an ending consumer may still come until its cancel-ok, or go back to the front of the
-queue. So no new consumer begins before the cancel-ok: its messages would overtake messages that
-went back. A full consumer brings no more messages, so a new consumer may begin when the full
-consumer is told to end.
+No new consumer begins before the cancel-ok: its messages would overtake messages that went back. A
+full consumer brings no more messages, so a new consumer may begin when it is told to end.
 """
 
 from __future__ import annotations

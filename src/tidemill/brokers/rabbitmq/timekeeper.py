@@ -1,18 +1,14 @@
 """The timekeeper of a process: it holds the jobs of timer queues until they are due.
 
 A timekeeper holds a job unacknowledged. It publishes a due job to its home with a confirm, and then
-acknowledges the job. After a kill in between, the job is in both places, and runs twice. Several
-processes may have timekeepers. The server delivers each message to one timekeeper, and to another
-one when the process of the first is gone.
+acknowledges the job. After a kill in between, the job is in both places, and runs twice.
 
-The server hands out the first messages of each queue, up to a window. While the window has room,
-all jobs of the queue are held, and each job moves once. The rest of a job is the time until it is
-due. When the window is full, jobs with a rest below the least delay of the queue move to the queue
-for their rest. So a job beyond the window is reached in time. It waits at least the least delay,
-and in this time all jobs before it leave the queue.
-
-A process returns its held jobs every few minutes, before the server's ``consumer_timeout``.
-All of this runs in the connection thread, except where a comment says otherwise.
+The server hands out the first messages of each queue, up to a window. When the window is full, jobs
+with a rest (the time until they are due) below the least delay of the queue move to the queue for
+their rest. So a job beyond the window is reached in time: it waits at least the least delay, and in
+this time all jobs before it leave the queue. A process returns its held jobs every few minutes,
+before the server's ``consumer_timeout``. All of this runs in the connection thread, except where a
+comment says otherwise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A task that a put leased to a sleeping owner of this process: see ``lua/handoff.lua``.
 
-The hint contains the lease, so the owner begins the task without asking the server. The lease is
-valid only until the owner's next step begins, since that step brings the same lease again. Each
-step after which a put may lease has a turn, which its reply names. A hint names this turn.
+The hint contains the lease and the turn of the owner's last step. It is valid only until the
+owner's next step begins, since that step brings the same lease again.
 """
 
 from __future__ import annotations

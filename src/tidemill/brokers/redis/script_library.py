@@ -1,11 +1,8 @@
 """The Lua files as one library of server functions, named after a hash of its text.
 
-Functions are faster than scripts. A script defines all its parts again at every call, which took 45
-of the 65 microseconds of a put. A process loads the library when the server lacks it.
-
-Each version of tidemill has a library of its own. A process that loads its library also removes
-libraries that were loaded more than a day before (:func:`outdated`). A process that still uses such
-a library loads it again.
+A script would define all its parts again at every call. A process loads the library when the server
+lacks it, and removes libraries that were loaded more than a day before (:func:`outdated`). A
+process that still uses such a library loads it again: ``docs/design/redis.md``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """One exchange: an owner reports on its leases and gets new leases, in one commit.
 
-*Direct hand-off* means that a put leases its jobs to a sleeping worker, in its own commit. Without
-the hand-off, a job starts after two commits: the commit of the put and the commit of the lease. A
-sleeper leaves its want in the store when it goes to sleep. By this want the writer of a put leases
-jobs for the sleeper. The sleeper gets a hint, and waits for the write lock. After the put of one
-plain job, it waits for a second hint, which follows the commit. Then the sleeper finds leases with
-tokens higher than all tokens that it knows: these are its new leases. So it writes nothing.
-
-Until the sleeper looks, it holds these leases like prefetched jobs. When the sleeper looks, jobs
-that it can no longer use go back. If the sleeper dies before it looks, all these jobs go back and
-count no attempt, since its scoreboard shows none of them. Messages are never handed over: their ttr
-(time to run) would begin before anybody knows of the lease.
+*Direct hand-off* means that a put leases its jobs to a sleeping worker, in its own commit, by the
+want that the worker left when it went to sleep (``docs/design/lmdb.md``). The sleeper gets a hint,
+and finds leases with tokens higher than all tokens that it knows. Jobs that it can no longer use go
+back. Messages are never handed over: their ttr would begin before anybody knows of the lease.
 """
 
 from __future__ import annotations

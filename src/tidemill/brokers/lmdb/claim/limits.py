@@ -1,22 +1,14 @@
-"""Limits inside one commit: the limiters of queues, and the partitions of named limits.
+"""Limits inside one commit: the limiters of queues, and the partitions (keys) of named limits.
 
 The limiter of a queue is one record in the main database. The row of the queue says whether there
 is such a record, and counts the running jobs. If a limiter is closed and will open by time alone,
-the due table has an entry for that time. Changed settings of a named limit reach all of its
-partitions in the same commit.
+the due table has an entry for that time.
 
-A partition is one key of a named limit. A separate table has all ready jobs of a partition, in
-order. For each line, the ready table also has the partition's first job, if the limiter lets that
-job start. So a claim finds the jobs that may start, and never walks over jobs that may not start.
-Each change of a partition makes it *stale*; :meth:`Partitions.sync` then corrects the ready table.
-
-Keys take turns. A partition's turn is the number of its last lease. In the ready table, the first
-job of a partition has the turn in place of its sequence, if the turn is higher. So a key that has
-just got a lease comes after the other keys.
-
-While jobs are leased (:class:`PartitionClaims`), a step keeps the next job of each partition in
-memory. It writes this job to the ready table only if it does not lease the job. The step takes the
-tokens of all jobs of a partition from the limiter together.
+A separate table has all ready jobs of a partition, in order. For each line, the ready table also
+has the partition's first job, if it may start. Each change of a partition makes it *stale*;
+:meth:`Partitions.sync` then corrects the ready table. In the ready table, the first job of a
+partition has the turn, the number of the partition's last lease, in place of its sequence, if the
+turn is higher. So keys take turns. See ``docs/design/limits.md``.
 """
 
 from __future__ import annotations

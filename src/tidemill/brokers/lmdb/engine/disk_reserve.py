@@ -1,17 +1,8 @@
 """The disk reserve: puts leave room on disk and in the map, so that jobs can always finish.
 
-Each put also checks that the files were not deleted or replaced: its jobs would be lost.
-
-Another program may fill the disk in spite of the reserve. So the data file has *spare blocks*
-behind its last page, which no other program can take. Only work that goes on while puts are refused
-uses these blocks up: verdicts, leases, purges. The states are:
-
-- The disk has room. Puts renew the spare blocks as the file grows, and housekeeping fills holes:
-  free pages that LMDB never wrote, and that a full disk would refuse to write.
-- The disk is full. Puts are refused. Work takes free pages first, then the spare blocks. Finished
-  jobs give pages back, and puts are accepted when these pages are as many as the reserve.
-- The spare blocks are used up, and no free page is left. Commits fail with ``StoreFull``. Owners
-  keep their verdicts in memory, and hand them in again.
+Each put also checks that the files were not deleted or replaced: its jobs would be lost. *Spare
+blocks* behind the last page of the data file keep room that no other program can take, for work
+that goes on while puts are refused (``docs/design/store-files.md``).
 
 Two races remain. Between two looks at the disk, the puts of each process may use a quarter of the
 spare blocks. A page that a commit frees is usable two commits later. So a small step may still find

@@ -1,14 +1,10 @@
 """Group commit: one leader at a time writes the store for all callers of this process.
 
-A caller appends its request and tries to become the leader. The leader takes the write lock and
-begins a transaction. The leader applies all requests that have arrived by then, commits once, and
-wakes the other callers. When a request fails, the transaction is dropped. Each request is then
-replayed by itself, so that only the caller of the failing request gets its error. A caller that
-meets no other caller commits at once, without a request.
-
-While another process has the write lock (:mod:`.write_lock`), no caller leads: a writer thread
-waits for the lock and leads in place of the callers. So every caller waits in Python, where a
-timeout or Ctrl-C can end the wait.
+A caller appends its request and tries to become the leader. The leader takes the write lock, begins
+a transaction, applies all requests that have arrived by then, commits once, and wakes the other
+callers. When a request fails, the transaction is dropped, and each request is replayed by itself. A
+caller that meets no other caller commits at once, without a request. While another process has the
+write lock (:mod:`.write_lock`), a writer thread leads in place of the callers.
 
 A request that reports its changes before they are durable is applied last. Then no later request
 can fail and undo the commit.
@@ -18,10 +14,9 @@ moment for their next requests (:mod:`tidemill.core.commit_delay`). If the calle
 would miss that commit. If they woke while the leader works, they would take the interpreter lock
 from the leader at each call into LMDB.
 
-A caller that is interrupted while it waits takes its request back. If the caller has just got the
-lead, it passes the lead on. So no request waits for a thread that has gone. Nothing interrupts a
-caller at other times: timeouts wait, and signal handlers are deferred
-(:mod:`tidemill.core.signals`).
+A caller that is interrupted while it waits takes its request back, and passes the lead on if it has
+just got the lead. Nothing interrupts a caller at other times: timeouts wait, and signal handlers
+are deferred (:mod:`tidemill.core.signals`).
 """
 
 from __future__ import annotations

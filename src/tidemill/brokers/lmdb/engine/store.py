@@ -2,14 +2,11 @@
 
 A process opens each store once, by URL or in a caller's environment, however often callers ask.
 Several stores may lie in one environment, with different prefixes. All stores survive a fork: no
-thread is inside a commit while the process is copied. The child opens its own stores when it needs
-them.
+thread is inside a commit while the process is copied.
 
 Only :class:`StoreTime` reads times for jobs and leases. The store's time is machine time plus an
-offset that changes only when the machine boots. It starts as wall time, and does not follow wall
-time afterwards: setting the clock moves no delay and ends no lease (law 19). After a boot, the
-store's time continues from the last stored reading, plus the wall time since this reading. The
-store's time never goes back.
+offset that changes only when the machine boots: setting the clock moves no delay and ends no lease
+(law 19). After a boot, the time continues from the last stored reading, plus the wall time since.
 """
 
 from __future__ import annotations

@@ -3,18 +3,13 @@
 A mapped file holds one slot per sleeper, and a bitmap of the marked slots. The file changes only
 under the store's write lock, except for one byte of each slot (:meth:`WakeUps.set_waiting`). An
 owner with nothing to do marks its slot and sleeps on a FIFO. A writer, still inside its
-transaction, picks sleepers for its jobs, writes one byte to each FIFO and clears their marks. A
-sleeper that wakes before the commit waits for the write lock, so the wake-up overlaps with the
-write to disk.
+transaction, picks sleepers for its jobs, writes one byte to each FIFO and clears their marks. By
+the :class:`SleeperWant` beside a mark it can lease in the sleeper's name (``hand_over`` of
+:mod:`..claim.exchange`).
 
-A sleeper may leave its :class:`SleeperWant` beside its mark: the jobs it would take if it were
-awake. A writer can then lease in its name (``hand_over`` of :mod:`..claim.exchange`).
-
-At least one sleeper wakes at the next due time of the store (:meth:`WakeUps.keep_time`). So
-somebody handles due entries, and the other sleepers sleep on.
-
-No sleeper trusts a hint, which may be late, doubled or needless. A hint is lost with a sleeper
-that dies. Then other processes notice the death (:mod:`tidemill.brokers.shared.liveness`).
+At least one sleeper wakes at the next due time of the store (:meth:`WakeUps.keep_time`). No sleeper
+trusts a hint, which may be late, doubled or needless. A hint is lost with a sleeper that dies. Then
+other processes notice the death (:mod:`tidemill.brokers.shared.liveness`).
 """
 
 from __future__ import annotations

@@ -1,21 +1,13 @@
 """The write lock of an environment. A wait for this lock can end, and errors can name its holder.
 
-LMDB's own lock is a mutex in shared memory. A process that waits for the mutex waits in C until the
-holder frees the mutex: no timeout, Ctrl-C or signal handler ends the wait. A stopped holder
-(``SIGSTOP``) would stop every process for good. So each process first takes a record lock on a byte
-of the data file, far beyond the data. Then it asks LMDB for the mutex, which is normally free. The
-kernel frees a record lock when its process dies, and tells the holder's process id. Children do not
-inherit a record lock.
+LMDB's own lock is a mutex in shared memory, and nothing ends a wait for it. So each process first
+takes a record lock on a byte of the data file, far beyond the data, and then asks LMDB for the
+mutex, which is normally free. The mutex protects the data; the record lock only bounds the waits,
+and may be missing: see ``docs/design/write-lock.md``.
 
 - :meth:`WriteLock.take` never waits.
 - :meth:`WriteLock.wait` waits without limit. A separate thread (:class:`Writer`) calls it for the
   callers of this process, if a thread can start.
-
-A program without tidemill that writes in the environment holds only LMDB's mutex. A wait for such a
-program has no limit, and no error names the program.
-
-LMDB's mutex protects the data; the record lock only bounds the waits. A record lock may be missing:
-some file systems have none, and a task may close all descriptors. Then waits have no limit.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""Lists of jobs: their order, and the search for jobs.
+"""Lists of jobs: their order, and the search for jobs (``docs/design/lmdb.md``).
 
-Lists show jobs in the order of acceptance, newest first. The store numbers the jobs that it
-accepts. The job table is sorted by id. A new job is *in order* if its id is higher than all earlier
-ids in order, and was made about now. Any other job is *apart*: its header says so, and the table
-``said`` has the entry ``i·number → id``. Two walks downward give all jobs by number: one over the
-job table, one over these entries. A foreign id may look like an id of tidemill, and two producers
-may put at once: this costs an entry. The order is exact in any case.
+Lists show jobs in the order of acceptance, newest first. The job table is sorted by id. A new job
+is *in order* if its id is higher than all earlier ids in order, and was made about now. Any other
+job is *apart*: its header says so, and the table ``said`` has the entry ``i·number → id``. Two
+walks downward give all jobs by number: one over the job table, one over these entries.
 
-A walk that begins at the newest job finds frequent jobs soon. For other jobs the walk would look at
-all jobs. So the walk stops when a look at the tables of the wanted states costs no more than the
-walk so far. Most of these tables have keys that end with the number of a job. The jobs with the
-highest numbers are listed, and the walk goes on behind them. Ids with a prefix are also gathered,
-unless there are many.
-
-A cursor has the number of the last listed job. It also has the id of the last job in order, at
-which the walk through the job table goes on.
+The walk stops when a look at the tables of the wanted states costs no more than the walk so far.
+The jobs with the highest numbers there are listed, and the walk goes on behind them. Ids with a
+prefix are also gathered, unless there are many. A cursor has the number of the last listed job, and
+the id of the last job in order, at which the walk through the job table goes on.
 """
 
 from __future__ import annotations

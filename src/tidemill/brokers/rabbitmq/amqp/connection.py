@@ -1,12 +1,9 @@
 """pika's connection, with a fast path for deliveries, confirms and publications.
 
 A message is three frames of AMQP, and pika makes several objects of every frame. This module reads
-and writes these frames in one pass over bytes. The received bytes are read once. Deliveries and
-confirms of a channel with a listener go to that listener directly, many at a time. All other frames
-go to pika, in their order, and so do messages of more than one body frame.
-
-The fast path uses private parts of pika. If another release of pika lacks one of them, pika handles
-all frames. :func:`part` is the only way to the private parts of pika in this package.
+and writes these frames in one pass over bytes, many at a time. All other frames go to pika, in
+their order, and so do messages of more than one body frame. The fast path uses private parts of
+pika, by :func:`part` alone. If another release of pika lacks one of them, pika handles all frames.
 """
 
 from __future__ import annotations

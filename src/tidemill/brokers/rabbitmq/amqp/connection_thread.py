@@ -1,10 +1,9 @@
 """A connection to the server, and the only thread that uses it.
 
-A pika connection belongs to one thread. Other threads pass callables to that thread (``do``).
-A ``ConnectionListener`` hears when the connection opens and when it is lost. The thread connects
-again until ``close``. A process takes and acknowledges over one connection, and publishes over
-another. The server stops reading from publishers when it is short of memory or disk. On a shared
-connection, acknowledgements, which make room on the server, would wait behind publications.
+A pika connection belongs to one thread. Other threads pass callables to that thread (``do``). A
+``ConnectionListener`` hears when the connection opens and when it is lost. The thread connects
+again until ``close``. A process publishes over another connection than it acknowledges: the server
+stops reading from publishers when it is short of room, and acknowledgements make room.
 """
 
 from __future__ import annotations

@@ -1,21 +1,13 @@
 """Ask the server about queues, over a connection of its own: declare, probe and count.
 
-The declaration of an existing queue changes nothing. So for each connection that takes messages,
-this process declares a queue before it first uses the queue. The answer also has the number of
-messages in the queue.
+The declaration of an existing queue changes nothing, and its answer has the number of messages. So
+for each connection that takes messages, this process declares a queue before its first use.
 
-A quorum queue that lost its log, or recovers, is silent. For such a queue, the server answers a
-declaration after a quarter of a second, and says that the queue is empty. A consume from the queue
-waits for 65 s, and so do all later requests on its channel. Then the server closes the connection.
-For these 65 s the server also keeps the messages that it handed out over the channel, even if the
-consumer is gone. So after the declaration, a *probe* asks whether a consumer would begin.
-
-The probe's consumer has no credit, so the server hands out nothing to it. A server without credit
-(RabbitMQ 4) sends the probe a message, which goes back and counts as delivered. So with such a
-server, only places that may be silent are probed.
-
-A question without a prompt answer keeps its channel, and the other questions go on over another
-channel. When the connection is lost, the next connection asks all questions again.
+The server also answers for a quorum queue that lost its log or recovers. But a consume from such a
+queue waits for 65 s, with all later requests on its channel. So after the declaration, a *probe*
+asks whether a consumer would begin: ``docs/design/rabbitmq.md`` says what it costs. A question
+without a prompt answer keeps its channel, and the other questions go on over another channel. When
+the connection is lost, the next connection asks all questions again.
 """
 
 from __future__ import annotations
