@@ -33,11 +33,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 def check_measurable(mill: Tidemill, rules: Sequence[Rule]) -> None:
-    """Refuse rules about values that this store does not know.
-
-    Raises:
-        FeatureMissing: the broker does not know a value that a rule measures.
-    """
+    """Raise FeatureMissing for rules about values that this store does not know."""
     mill.runtime.features.need(Feature.INSPECT, "a rule of alerts")
     mill.runtime.features.need(Feature.HISTORY, "an alert")
     for rule in rules:

@@ -30,10 +30,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One rule. Without ``queue`` the rule measures each queue separately.
 
     Attributes:
-        name: the name of the alert.
-        when: the measured value.
         above: the alert lasts while the value is greater than this number.
-        queue: only this queue.
         within: ``failures`` counts jobs that ended in this many seconds before now.
         at_least: ``failures`` is 0 while fewer jobs than this have ended.
         lasting: seconds for which the value must stay above ``above`` before the alert begins.
@@ -76,11 +73,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_rules(path: str) -> Rules:
-    """Read a file of rules.
-
-    Raises:
-        InvalidOption: the file cannot be read, or a rule is wrong; the error names the place.
-    """
+    """Read a file of rules. An InvalidOption names the place that is wrong."""
     try:
         with open(path, "rb") as file:
             rules = msgspec.convert(tomllib.load(file), Rules)

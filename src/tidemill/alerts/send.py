@@ -49,11 +49,7 @@ class SendFailed(Exception):
 
 
 def send(target: Target, message: Message, stop: threading.Event) -> None:
-    """Send the message to the target, ``target.tries`` times at most.
-
-    Raises:
-        SendFailed: no try succeeded, or ``stop`` was set before a try succeeded.
-    """
+    """Send the message, with ``target.tries`` tries. Raises SendFailed, also after ``stop``."""
     for number in range(target.tries):
         try:
             _run(target, message) if target.command else _post(target, message)

@@ -28,11 +28,7 @@ class Watch:
     """Watches one store by the rules of a file."""
 
     def __init__(self, mill: Tidemill, rules: Rules) -> None:
-        """Check the rules.
-
-        Raises:
-            FeatureMissing: the store does not know a value that a rule measures.
-        """
+        """Check the rules. Raises FeatureMissing for values that the store does not know."""
         check_measurable(mill, rules.rules)
         self._mill = mill
         self._rules = rules
@@ -119,8 +115,6 @@ class Watch:
     def _tell(self, event: str, alert: Alert) -> None:
         self._sending.add(alert.key)
         self._outbox.put((event, alert))
-
-    # -- the thread that sends ------------------------------------------------------------------
 
     def _send(self) -> None:
         while (item := self._outbox.get()) is not None and not self._stop.is_set():

@@ -156,11 +156,7 @@ def _print_job(out: Console, mill: Tidemill, record: Record) -> None:
 
 
 def job_lines(mill: Tidemill, id: str) -> list[str]:
-    """The output of ``tidemill job`` about a job, as lines without colors.
-
-    Raises:
-        JobNotFound: there is no such job.
-    """
+    """The output of ``tidemill job``, as lines without colors. Raises JobNotFound."""
     from rich.console import Console
 
     file = io.StringIO()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
@@ -74,7 +73,9 @@ def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> Non
 
 def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     if as_json:
-        console.print_json(_document(moved, source, where))
+        same = ("schedules", "stayed", "stayed_schedules", "left")
+        facts = {name: getattr(moved, name) for name in same}
+        console.print_json({"from": source, "to": where, "moved": moved.gone, **facts})
         return
     if moved.total and not (moved.done + moved.schedules):
         click.echo(f"all of {source} has already moved to {where}")
@@ -84,18 +85,6 @@ def _report(moved: Moved, source: str, where: str, as_json: bool) -> None:
     click.echo(f"{what} moved to {where}; set TIDEMILL_URL to it and start the workers")
     for line in _left(moved, source):
         click.echo(line)
-
-
-def _document(moved: Moved, source: str, where: str) -> dict[str, Any]:
-    return {
-        "from": source,
-        "to": where,
-        "moved": moved.gone,
-        "schedules": moved.schedules,
-        "stayed": moved.stayed,
-        "stayed_schedules": moved.stayed_schedules,
-        "left": moved.left,
-    }
 
 
 def _left(moved: Moved, source: str) -> Iterator[str]:

@@ -305,11 +305,7 @@ OLDEST = {"starlette": (0, 40), "uvicorn": (0, 30)}
 
 
 def load_server() -> tuple[Any, Any]:
-    """Import the server: its function ``serve``, and the class of its settings.
-
-    Raises:
-        InvalidOption: a package is missing or too old.
-    """
+    """Import ``serve`` and the class of its settings. InvalidOption: a package is missing."""
     try:
         _check_versions()
         from tidemill.server.run import serve

@@ -60,11 +60,7 @@ _INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
 
 
 def pack(value: object) -> bytes:
-    """Encode a value.
-
-    Raises:
-        CodecError: the value, or a part of it, has no encoding; the message names its type.
-    """
+    """Encode a value. Raises CodecError, which names the type of a value without an encoding."""
     if type(value) is dict and _is_flat(value):
         try:
             return _encode(value)
@@ -83,11 +79,7 @@ NOT_ENCODED = "the task ended well, but its result cannot be kept"
 
 
 def pack_result(value: object) -> bytes:
-    """Encode the result of a task; None takes no bytes.
-
-    Raises:
-        CodecError: the value has no encoding, or takes more than ``MAX_RESULT`` bytes.
-    """
+    """Encode a result; None takes no bytes. Raises CodecError, also above ``MAX_RESULT`` bytes."""
     if value is None:
         return b""
     data = pack(value)
@@ -330,11 +322,7 @@ def sign(envelope: Envelope, key: bytes) -> bytes:
 
 
 def verify(envelope: Envelope, keys: Sequence[bytes]) -> None:
-    """Check the signature against all keys: the newest key signs, older keys still verify.
-
-    Raises:
-        BadSignature: the signature is missing, or no key made it.
-    """
+    """Raise BadSignature unless one of the keys made the signature; the newest key signs."""
     if not envelope.signature:
         raise BadSignature("bad signature: the job is not signed")
     if not _is_made_by(keys, _signed_part(envelope), envelope.signature):
@@ -347,11 +335,7 @@ def sign_result(job_id: str, result: bytes, key: bytes) -> bytes:
 
 
 def verify_result(job_id: str, signed: bytes, keys: Sequence[bytes]) -> None:
-    """Check the signature of a job's result.
-
-    Raises:
-        BadSignature: the signature is missing, or no key made it for this job and this result.
-    """
+    """Raise BadSignature unless one of the keys signed this result of this job."""
     if signed == RESULT_NOT_KEPT:
         return
     if signed[:1] != _SIGNED:
@@ -396,11 +380,7 @@ class BodyTooLarge(InvalidOption):
 
 
 def check_size(body: bytes, headers: Mapping[str, str], tags: Sequence[str]) -> None:
-    """Refuse a job whose body, headers and tags together exceed ``MAX_BODY`` bytes.
-
-    Raises:
-        BodyTooLarge: the job is larger; the message names the largest part.
-    """
+    """Raise BodyTooLarge, which names the largest part, above ``MAX_BODY`` bytes in all."""
     beside = 0
     if headers or tags:
         texts = [*headers, *headers.values(), *tags]

@@ -212,11 +212,7 @@ class Url(msgspec.Struct, frozen=True):
 
 
 def parse_url(text: str) -> Url:
-    """Split a broker URL. ``postgres://`` becomes ``postgresql://``.
-
-    Raises:
-        InvalidOption: the text is no URL; the message shows an example.
-    """
+    """Split a broker URL; ``postgres://`` becomes ``postgresql://``. Raises InvalidOption."""
     if not isinstance(text, str) or "://" not in text:
         raise InvalidOption(
             f"url {text!r} is not a broker URL such as lmdb://./jobs or redis://localhost"

@@ -125,9 +125,6 @@ def remedy(kind: type) -> str:
     )
 
 
-# -- pydantic ------------------------------------------------------------------------------------
-
-
 def _is_model(kind: type) -> bool:
     base = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
     return base is not None and issubclass(kind, base)
@@ -161,9 +158,6 @@ def _model_back(kind: Any, data: Any) -> Any:
 
 
 _MODEL = Converter(_model_data, _model_back, _model_json)
-
-
-# -- numpy ---------------------------------------------------------------------------------------
 
 
 def _numpy(name: str) -> Any:

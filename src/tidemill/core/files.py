@@ -231,11 +231,7 @@ class Folder:
     # -- opening --------------------------------------------------------------------------------
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of the regular file ``name``.
-
-        Raises:
-            BrokerUnavailable: the name belongs to a link or a special file.
-        """
+        """A descriptor of the regular file ``name``; BrokerUnavailable for another kind."""
         with self._named(name, "a regular file"):
             fd = raised(os.open(name, flags | _OPENED, dir_fd=self.fd))
         return self._checked(fd, name, stat.S_ISREG(os.fstat(fd).st_mode), "a regular file")
@@ -252,11 +248,7 @@ class Folder:
         return self._checked(fd, name, stat.S_ISREG(os.fstat(fd).st_mode), "a regular file")
 
     def open_fifo(self, name: str, flags: int) -> int:
-        """A descriptor of the FIFO ``name``; never blocks.
-
-        Raises:
-            BrokerUnavailable: the name belongs to something else.
-        """
+        """A descriptor of the FIFO ``name``; never blocks. BrokerUnavailable for another kind."""
         with self._named(name, "a FIFO"):
             fd = raised(os.open(name, flags | _OPENED, dir_fd=self.fd))
         return self._checked(fd, name, stat.S_ISFIFO(os.fstat(fd).st_mode), "a FIFO")

@@ -78,8 +78,6 @@ def _enable_loggers() -> None:
             logger.disabled = False
 
 
-# -- JSON -----------------------------------------------------------------------------------------
-
 JOB_FIELDS = {
     "tidemill_job_id": "job_id",
     "tidemill_task": "task",

@@ -382,11 +382,7 @@ def block_sigpipe() -> None:
 
 
 def write_unkilled(fd: int, data: bytes) -> None:
-    """Write without waiting.
-
-    Raises:
-        OSError: no process reads, or the pipe is full.
-    """
+    """Write without waiting. Raises OSError if no process reads, or if the pipe is full."""
     with Unkilled():
         os.write(fd, data)
 

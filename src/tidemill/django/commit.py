@@ -70,11 +70,7 @@ class CommitRule(NamedTuple):
         return any(alias and open_transaction(alias) is not None for alias in aliases)
 
     def make(self, puts: PendingPuts, then: Then | None = None) -> None:
-        """Make puts, now or after the commit.
-
-        Raises:
-            TidemillError: the puts are made now, and the store refuses the jobs.
-        """
+        """Make puts, now or after the commit. A put that is made now may raise TidemillError."""
         waits_for = open_transaction(self.on_commit) if self.on_commit else None
         if self.join and (connection := open_transaction(self.join)) is not None:
             puts.store(connection)

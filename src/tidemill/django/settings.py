@@ -63,11 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     middleware: tuple[str, ...] = ()
 
     def layers(self) -> list[Any]:
-        """The middleware of the project.
-
-        Raises:
-            ImproperlyConfigured: a path cannot be imported.
-        """
+        """The middleware of the project; ImproperlyConfigured for a path without one."""
         try:
             return [import_string(path) for path in self.middleware]
         except ImportError as error:

@@ -27,10 +27,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the report.
 
     Attributes:
-        check: the name of the check.
         status: ``ok``, ``warn`` or ``fail``.
         message: a sentence, which begins with a small letter.
-        advice: the remedy.
         queue: the queue that the finding is about; empty for none.
         note: a few words about that queue, for a table of queues.
         task, schedule: the task or the schedule that the finding is about; empty for none.

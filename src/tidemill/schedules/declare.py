@@ -44,6 +44,7 @@ T = TypeVar("T")
 PAGE = 500
 
 _Declared = tuple[Call[Any], When]
+_AS_STORED = ("fired", "jitter", "catch_up", "paused", "ended", "code", "app")
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,17 +320,11 @@ class Schedules:
             next=None if idle else moment_of(rule, stored.planned),
             last=moment_of(rule, stored.last) if stored.last else None,
             last_job=stored.last_job or None,
-            fired=stored.fired,
             repeats=stored.repeats or None,
-            jitter=stored.jitter,
-            catch_up=stored.catch_up,
-            paused=stored.paused,
-            ended=stored.ended,
-            code=stored.code,
-            app=stored.app,
             declared=declared,
             undeclared=moment_of(rule, stored.undeclared) if stored.undeclared else None,
             known=self._knows(job.task),
+            **{name: getattr(stored, name) for name in _AS_STORED},
         )
 
     def _knows(self, task: str) -> bool | None:

@@ -98,11 +98,7 @@ _decode = msgspec.msgpack.Decoder(Stored).decode
 
 
 def decode(body: bytes) -> Stored:
-    """Decode the body of a record.
-
-    Raises:
-        CodecError: another version of tidemill wrote the record.
-    """
+    """Decode the body of a record. Raises CodecError for a record of another version."""
     try:
         return _decode(body)
     except msgspec.MsgspecError as error:

@@ -112,9 +112,6 @@ def cron_after(cron: str, zone: str, after: float) -> float:
     return math.inf
 
 
-# -- calendar periods ----------------------------------------------------------------------------
-
-
 def _next_step(rule: Rule, after: float) -> float:
     if after < rule.start:
         return rule.start

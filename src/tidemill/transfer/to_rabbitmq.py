@@ -53,11 +53,7 @@ class Moved(msgspec.Struct):
 
 
 def check_fits(source: Store, target: Store) -> None:
-    """Refuse a source with jobs that the target cannot hold.
-
-    Raises:
-        InvalidOption: the source has such jobs; the message lists their kinds and counts.
-    """
+    """Raise InvalidOption, with kinds and counts, for jobs that the target cannot hold."""
     paused = _paused(source)
     reasons = Counter[str]({"paused queues": len(paused)} if paused else {}) + _bounds(source)
     for record in _unfinished(source):

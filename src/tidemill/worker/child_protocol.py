@@ -147,11 +147,7 @@ class MessageSocket(Generic[Out, In]):
         self._kept: list[In] = []
 
     def send(self, message: Out) -> None:
-        """Send one frame; blocks until the kernel has it.
-
-        Raises:
-            Closed: the other end is gone, or this end is closed.
-        """
+        """Send one frame; blocks until the kernel has it. Raises Closed if an end is closed."""
         try:
             self.sock.sendall(self._frame(message))
         except OSError as error:
@@ -180,11 +176,7 @@ class MessageSocket(Generic[Out, In]):
         return _LENGTH.pack(len(data)) + data
 
     def receive(self, flags: int = 0) -> list[In]:
-        """The frames that one read completes; without ``MSG_DONTWAIT`` the read blocks.
-
-        Raises:
-            Closed: the other end closed or died, or this end is closed.
-        """
+        """The frames that one read completes; may block without ``MSG_DONTWAIT``. Raises Closed."""
         if self._kept:
             kept, self._kept = self._kept, []
             return kept

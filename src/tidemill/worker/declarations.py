@@ -96,11 +96,7 @@ class TaskDeclarations(Part):
         self._stored, self._again = ours, now + RENEW
 
     def retry_waiting(self, broker: Store) -> None:
-        """Make some of the jobs ready that wait for a task declared for the first time.
-
-        Raises:
-            BrokerUnavailable: the next call tries again.
-        """
+        """Make some jobs ready that wait for a task declared for the first time; call it again."""
         if not self._new:
             return
         what = Filter(states=frozenset({State.SCHEDULED}), look=PIECE)

@@ -69,8 +69,6 @@ class Dispatch:
         self.spare = kept
         return back
 
-    # -- cancelled and ended jobs ---------------------------------------------------------------
-
     def cancel_spare(self, token: int) -> bool:
         """Have the next step send a spare lease back to the store, which cancels its job."""
         if not any(lease.token == token for lease in self.spare):
@@ -85,8 +83,6 @@ class Dispatch:
     def forget(self) -> None:
         self.spare = []
         self.unwanted.clear()
-
-    # -- suspect jobs ---------------------------------------------------------------------------
 
     @property
     def can_isolate(self) -> bool:

@@ -210,11 +210,7 @@ class ProcessEvents:
         self.runner: asyncio.Runner | None = None
 
     def start(self) -> None:
-        """Call the functions for the start, in the order of their declaration.
-
-        Raises:
-            TidemillError: a function has raised; the text has its traceback.
-        """
+        """Call the functions for the start, in order; a TidemillError has the traceback of one."""
         for function in self._handlers["process_start"]:
             try:
                 awaitable = function()

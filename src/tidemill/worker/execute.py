@@ -233,11 +233,7 @@ class Executor:
             raise Fail(f"the arguments cannot be used: {error}") from error
 
     def bind(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Bind the arguments to the task's function, inside the app's middleware.
-
-        Raises:
-            Fail: the task does not take these arguments.
-        """
+        """Bind the arguments to the function, in the middleware. Raises Fail if they do not fit."""
         task, layers, context = run.task, self.runtime.layers, run.context
         if not layers:
             return functools.partial(task.function, *args, **kwargs)

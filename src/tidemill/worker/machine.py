@@ -145,11 +145,7 @@ class Machine:
         self._guard = GuardProcess()
 
     def start(self, setup: Setup) -> Body:
-        """Start a worker process.
-
-        Raises:
-            OSError: the system cannot start a process now.
-        """
+        """Start a worker process. Raises OSError if the system cannot start a process now."""
         process = Spawned(setup)
         try:
             self._guard.add(process.pid)
@@ -258,11 +254,7 @@ class GuardProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        """Have a process group killed when this process dies.
-
-        Raises:
-            OSError: no guard can start now; the group stays unguarded.
-        """
+        """Have a process group killed when this process dies; OSError: no guard can start now."""
         self._groups.add(group)
         try:
             self._tell(group)

@@ -93,11 +93,7 @@ class WorkerProcess:
     # -- states ---------------------------------------------------------------------------------
 
     def become(self, state: State) -> None:
-        """Go on to another state.
-
-        Raises:
-            AssertionError: this state may not follow the present state.
-        """
+        """Go on to another state. Raises AssertionError if it may not follow the present one."""
         if state not in _NEXT[self.state]:
             raise AssertionError(
                 f"worker process {self.pid} is {self.state.name} and cannot become {state.name}"
@@ -415,11 +411,7 @@ class ScoreboardShares:
         return self.board
 
     def take(self) -> int:
-        """Take a share for a process that starts.
-
-        Raises:
-            OSError: the scoreboard cannot grow.
-        """
+        """Take a share for a process that starts; OSError: the scoreboard cannot grow."""
         if not self._free:
             if self.board is not None:
                 self.board.grow(self.slots + self.size)

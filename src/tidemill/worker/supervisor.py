@@ -552,11 +552,7 @@ def running_worker(runtime: Runtime, settings: Settings) -> Iterator[Supervisor]
 
 
 def judge(outcome: Sequence[int | BaseException]) -> None:
-    """Raise the error of a worker by its exit code, or by its exception.
-
-    Raises:
-        TidemillError: the worker could not serve, or a job did not end.
-    """
+    """Raise the TidemillError of a worker by its exit code, or its own exception."""
     if not outcome:
         raise TidemillError("the worker did not end: one of its jobs still runs")
     (how,) = outcome

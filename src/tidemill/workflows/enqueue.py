@@ -116,9 +116,6 @@ def _handle_of(runtime: Runtime, node: Node, job_id: str, pending: str) -> Any:
     return JobGroup(runtime, job_id, size=size, pending=pending)
 
 
-# -- groups in pieces ----------------------------------------------------------------------------
-
-
 def _put_in_pieces(runtime: Runtime, plan: Plan) -> None:
     """Put a plan. A group of more than ``JOBS_PER_PUT`` jobs takes several puts."""
     # The group is held until its last piece is stored: a held group does not end. A producer that

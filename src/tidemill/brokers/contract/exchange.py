@@ -27,7 +27,6 @@ class Want(msgspec.Struct, frozen=True):
     """The number and kind of jobs that an owner can take.
 
     Attributes:
-        count: the most jobs.
         queues: the queues to take from; none means all.
         mode: the order of the queues.
         tasks, messages: the kinds to take. A worker takes tasks, a consumer takes raw messages.
@@ -86,8 +85,6 @@ class Reply(msgspec.Struct):
     Attributes:
         settled, touched: the answers to verdicts and to ``Step.touch``, in order. False means that
             the lease was lost and nothing changed.
-        leases: new leases.
-        commands: commands for the owner.
         next_due: seconds until something in the store becomes due; infinity when nothing will.
         schedules: due schedules, claimed for :data:`~.schedules.CLAIM` seconds.
         more: True when jobs may be on their way to the owner, although the reply has no leases.

@@ -125,8 +125,6 @@ def check_rows(rows: Sequence[HistoryRow]) -> None:
             raise InvalidOption(f"the sample of a row of history has more than {MAX_SAMPLE} bytes")
 
 
-# -- the counts of rows ----------------------------------------------------------------------------
-
 SUCCEEDED, FAILED, RETRIED, GIVEN_BACK, WAIT_SUM, RUN_SUM = range(6)
 BUCKETS = 32
 WAITS = slice(6, 6 + BUCKETS)

@@ -48,7 +48,6 @@ class Schedule(msgspec.Struct, frozen=True):
     """One record.
 
     Attributes:
-        name: the name of the schedule.
         version: a new number with every change, never 0, in no order.
         due: the wall time at which the record is handed out; 0 for never.
         body: bytes that the broker never opens.
@@ -64,10 +63,7 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """A new record in place of the expected version, with jobs to put in the same step.
 
     Attributes:
-        name: the name of the record.
         expect: the version that the record must have; 0 when no record of the name may exist.
-        due, body: the new due time and body.
-        gone: True to delete the record.
         jobs: jobs to put in the same step. They wait for no other jobs.
         instead: the due time and body to store when every job is left out; the record then stays,
             even with ``gone``. With an empty body in ``instead``, the change is the same with and

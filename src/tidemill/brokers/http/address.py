@@ -86,11 +86,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_url(url: Url) -> Address:
-    """Read an ``http://`` or ``https://`` URL.
-
-    Raises:
-        InvalidOption: a part of the URL is invalid.
-    """
+    """Read an ``http://`` or ``https://`` URL. Raises InvalidOption."""
     options = url.options
     check_known(f"an {url.scheme}:// url", options, _OPTIONS)
     shown = _masked(url.text)

@@ -44,11 +44,7 @@ class Server:
         return max(0.0, self._next_try - time.monotonic())
 
     def connect(self) -> socket.socket:
-        """A new connection. After a failure the next attempt waits.
-
-        Raises:
-            BrokerUnavailable: the server is away, or its certificate is not trusted.
-        """
+        """A new connection; after a failure the next try waits. Raises BrokerUnavailable."""
         if self.pause() > 0:
             raise ServerAway(self._trouble)
         try:
@@ -188,11 +184,7 @@ class ServerConnection:
             raise
 
     def read_some(self, response: Response) -> bool:
-        """Read the part of an answer that has come; True when the answer is complete.
-
-        Raises:
-            BrokerUnavailable: the connection is broken.
-        """
+        """Read what has come of an answer; True when it is complete. Raises BrokerUnavailable."""
         assert self._socket is not None
         self._socket.settimeout(0.0)
         try:
@@ -207,11 +199,7 @@ class ServerConnection:
         return True
 
     def take(self, name: str, response: Response) -> Any:
-        """Decode the complete answer to a call.
-
-        Raises:
-            TidemillError: the server refused the call.
-        """
+        """Decode the complete answer to a call. Raises TidemillError for a refusal."""
         if not response.keeps:
             self.close()
         headers = response.headers

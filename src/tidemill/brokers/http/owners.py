@@ -42,11 +42,7 @@ class WakeUpPoll:
         self.late_at = 0.0  # monotonic time after which the request counts as lost
 
     def request(self, server_name: str) -> int:
-        """Send the request, unless it is open already; return the descriptor to poll.
-
-        Raises:
-            BrokerUnavailable: the server cannot be reached.
-        """
+        """Send the request, unless it is open; return the descriptor. Raises BrokerUnavailable."""
         if self._response is None:
             arguments = {"owner_id": self._owner_id, "timeout": LONGEST, "server": server_name}
             self._connection.send("wait", CALLS["wait"].write(arguments))
@@ -120,11 +116,7 @@ class LocalOwner:
         return reply
 
     def sleep(self, timeout: float, fds: Sequence[int]) -> list[int]:
-        """Sleep until a hint, a wake-up, a readable descriptor, lease renewal or the timeout.
-
-        Raises:
-            BrokerUnavailable: the connection is broken; the next call connects again.
-        """
+        """Sleep until a hint, a wake-up, a descriptor, lease renewal or the timeout."""
         until = min(time.monotonic() + max(0.0, timeout), self._renew_at)
         if self._left:
             ready = readable([self._pipe.fd, *fds], max(0.0, min(timeout, LONGEST)))
@@ -168,11 +160,7 @@ class Owners:
         self._owners: dict[str, LocalOwner] = {}
 
     def __getitem__(self, owner_id: str) -> LocalOwner:
-        """An attached owner.
-
-        Raises:
-            TidemillError: the owner is not attached, or belongs to another process.
-        """
+        """An attached owner of this process. Raises TidemillError for another one."""
         local = self._owners.get(owner_id)
         if local is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")

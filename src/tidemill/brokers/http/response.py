@@ -58,8 +58,6 @@ class Response:
         self.body = b"".join(self._parts)
         self.whole = True
 
-    # -- called by the parser ---------------------------------------------------------------------
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head[name.decode("latin-1").lower()] = value.decode("latin-1")
 

@@ -118,8 +118,6 @@ class Liveness:
                 return None
             raise
 
-    # -- watching -------------------------------------------------------------------------------
-
     def watch(self, numbers: Iterable[int]) -> tuple[list[int], bool]:
         """Descriptors that become ready when an owner dies, and True if an owner is dead now."""
         fds, gone = [], False
@@ -152,8 +150,6 @@ class Liveness:
             ends.register(fd, 0)  # errors and the end are always reported
         for fd, _ in ends.poll(0):
             os.close(self._watched.pop(numbers[fd]))
-
-    # -- sweeping -------------------------------------------------------------------------------
 
     def sweep(self, listed: Collection[int]) -> None:
         """Remove the files of owners that are neither listed nor alive: they died in between."""

@@ -235,11 +235,7 @@ class Owners(abc.ABC, Generic[A]):
     # -- attaching ------------------------------------------------------------------------------
 
     def __getitem__(self, owner_id: str) -> A:
-        """An attached owner. A remote owner may have attached in another process.
-
-        Raises:
-            TidemillError: the owner is not attached, or is attached in another process.
-        """
+        """An attached owner, perhaps of another process before; else raises TidemillError."""
         attached = self.find(owner_id)
         if attached is None:
             raise TidemillError(f"owner {owner_id!r} is not attached")

@@ -30,11 +30,7 @@ class Framework(NamedTuple):
 
 
 def default() -> Framework:
-    """The framework of this version of Django, or else the package ``django_tasks``.
-
-    Raises:
-        ImproperlyConfigured: neither of the two is installed.
-    """
+    """The framework of this Django, else ``django_tasks``, else raises ImproperlyConfigured."""
     if importlib.util.find_spec("django.tasks") is not None:
         return load("django.tasks")
     if importlib.util.find_spec("django_tasks") is not None:

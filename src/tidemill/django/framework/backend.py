@@ -237,11 +237,7 @@ class _Backend:
     # -- tasks ------------------------------------------------------------------------------------
 
     def validate_task(self, task: Any) -> None:
-        """Check a task, and declare it to the app.
-
-        Raises:
-            InvalidTask: the backend cannot run the task.
-        """
+        """Check a task, and declare it to the app. Raises InvalidTask."""
         object.__setattr__(task, "run_after", moment(task.run_after))
         super().validate_task(task)  # type: ignore[misc]
         try:
@@ -405,11 +401,7 @@ def backend_class(framework: Framework) -> Any:
 
 
 def public(name: str) -> Any:
-    """A public name of :mod:`tidemill.django` that belongs to a framework.
-
-    Raises:
-        ImportError: the name belongs to a framework that is not installed.
-    """
+    """A public name that belongs to a framework. Raises ImportError if that is not installed."""
     if name == "BackportTaskBackend":
         return backend_class(_backport())
     framework = default()

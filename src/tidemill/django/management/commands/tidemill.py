@@ -57,8 +57,6 @@ class Command(BaseCommand):
         else:
             self._run_here(["--help"] if verb == "help" else given, app)
 
-    # -- verbs ------------------------------------------------------------------------------------
-
     def _run_apart(self, arguments: list[str], app: str) -> None:
         """Replace this process by the verb; under ``call_command``, run a child process."""
         command = [sys.executable, "-m", "tidemill", *arguments]
