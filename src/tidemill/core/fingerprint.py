@@ -8,18 +8,22 @@ can compute the fingerprint, too.
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 OTHER = "other"  # the fingerprint of further failures, when there are too many different ones
-_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line \d+, in ([^\n]+)$', re.MULTILINE)
+FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line \d+, in ([^\n]+)$', re.MULTILINE)
+"""The first line of a frame in a traceback: its file, and its function."""
+
 _GROUP = re.compile(r"^[ |]*\+-[+-]*- 1 -+$", re.MULTILINE)
 """The line of a traceback after which the exceptions of a group follow."""
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]*(?=: |$)")
-_NOT_OURS = re.compile(r"[/\\](?:site-packages|dist-packages|python\d[\w.]*)[/\\]|^<")
+_NOT_OURS = re.compile(r"[/\\](?:site-packages|dist-packages|python\d[\w.]*)(?=[/\\])|^<")
 _VALUES = re.compile(
     r""" "[^"]*" | '[^']*' | `[^`]*`          # quoted values
        | \b [a-z]+ :// [^\s'"]+               # addresses of pages
@@ -31,6 +35,7 @@ _VALUES = re.compile(
     """,
     re.VERBOSE,
 )
+_TIDEMILL = str(Path(__file__).parent.parent) + os.sep
 _MESSAGE_MOST = 500  # the most characters of an error that count for its fingerprint
 
 
@@ -92,13 +97,23 @@ def place_of(traceback: str) -> str:
     whole path: another release of the code may be installed in another place.
     """
     group = _GROUP.search(traceback)
-    frames = _FRAME.findall(traceback[: group.start()] if group else traceback)
+    frames = FRAME.findall(traceback[: group.start()] if group else traceback)
     ours = [frame for frame in frames if not _NOT_OURS.search(frame[0])]
     if not frames:
         return ""
     file, function = (ours or frames)[-1]
     parts = file.replace("\\", "/").split("/")
     return f"{'/'.join(parts[-2:])}:{function}"
+
+
+def package_of(file: str) -> str:
+    """The package of a file of a traceback; empty for a file of the user's code."""
+    found = [*_NOT_OURS.finditer(file)]
+    if file.startswith(_TIDEMILL):
+        return "tidemill"
+    if not found or file.startswith("<"):
+        return file if found else ""
+    return re.split(r"[/\\]", file[found[-1].end() + 1 :])[0].removesuffix(".py")
 
 
 def shape_of(message: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import time
 import zoneinfo
+from typing import NamedTuple
 
 import msgspec
 
 from tidemill.core.clock import clock as clocks
 from tidemill.core.clock import local_time, short_id
+from tidemill.core.fingerprint import FRAME, package_of
 from tidemill.core.words import counted
 from tidemill.doctor import words
 
@@ -96,6 +98,41 @@ def as_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
+class Frames(NamedTuple):
+    """A part of a traceback: frames of other code than the user's, or all lines between them.
+
+    Attributes:
+        text: the lines.
+        packages: the packages of the frames; empty for the other parts.
+        number: the number of frames.
+    """
+
+    text: str
+    packages: tuple[str, ...] = ()
+    number: int = 0
+
+
+def frames(traceback: str) -> list[Frames]:
+    """The parts of a traceback, in order; a single part if it has no frame of the user's code."""
+    parts: list[Frames] = []
+    inside, package = "\n", ""  # how the lines of the present frame begin
+    for line in traceback.splitlines(keepends=True):
+        found = FRAME.match(line.rstrip("\n"))
+        if found:
+            inside, package = f"{line[: line.index('File')]}  ", package_of(found[1])
+        elif not line.startswith((inside, f"{inside[:-2]}[")):
+            inside, package = "\n", ""
+        last = parts[-1] if parts else Frames("")
+        if parts and bool(last.packages) == bool(package):
+            parts.pop()
+        else:
+            last = Frames("")
+        names = (*last.packages, *([package] if package not in (*last.packages, "") else []))
+        parts.append(Frames(last.text + line, names, last.number + bool(found)))
+    is_users = any(part.number and not part.packages for part in parts)
+    return parts if is_users else [Frames(traceback)]
+
+
 FILTERS = {
     "number": number,
     "counted": counted,
@@ -108,5 +145,6 @@ FILTERS = {
     "rate": rate,
     "short_id": short_id,
     "json": as_json,
+    "frames": frames,
 }
 """The filters of templates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,8 @@ import jinja2
 from starlette.responses import HTMLResponse, Response
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.core.clock import clock
+from tidemill.core.job import Record, State
 from tidemill.dashboard import audit
 from tidemill.dashboard.formats import FILTERS, ICONS, zone_named
 from tidemill.dashboard.http import Request, version_of
@@ -40,6 +43,10 @@ _TEMPLATES.globals["icon_of"] = ICONS
 
 _MESSAGE = "tidemill_flash"
 _ZONE = "tidemill_zone"
+
+
+_DAY = 86_401  # seconds; history reads more than 24 hours from rows by hour
+_FEW = 20  # runs of a task; fewer do not tell what is usual
 
 
 class Forbidden(Exception):
@@ -90,6 +97,22 @@ class Page:
         return self.cached(
             "held", 1.0, lambda: held_jobs(self.mill.broker, look.owners, look.queues)
         )
+
+    def exceeds(self, record: Record) -> float | None:
+        """The time of 99 % of the runs of a task, if the present run of its job takes longer.
+
+        None also for a task with few runs, and for a run whose start only another machine knows.
+        The history counts times by powers of two, so the result is rounded up to such a time.
+        """
+        if record.state is not State.RUNNING or not self.has(Feature.HISTORY):
+            return None
+        tasks = self.cached("p99", 10.0, lambda: self.mill.history.tasks(_DAY, by=("task",)))
+        run = next((one.run for one in tasks if one.task == record.envelope.task), None)
+        started = self.held.started.get(record.token)
+        if started is None or run is None or run.count < _FEW or not run.p99:
+            return None
+        usual = 2.0 ** math.ceil(math.log2(run.p99 * 1000)) / 1000
+        return usual if clock.wall() - started > usual else None
 
     def cached(self, key: object, seconds: float, make: Callable[[], T]) -> T:
         """An answer that all viewers share for some seconds. An action drops the answer."""

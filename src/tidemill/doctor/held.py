@@ -7,7 +7,7 @@ The store says ``running`` of every leased job. A worker leases more jobs than i
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,12 +26,14 @@ class Held(msgspec.Struct, frozen=True):
         fetched: the tokens of those that have not begun.
         is_whole: False when the store has more leased jobs.
         counts: the number of fetched jobs of each queue that has one.
+        started: when the runs began, by token, of workers with a scoreboard on this machine.
     """
 
     records: list[Record]
     fetched: frozenset[int]
     is_whole: bool
     counts: dict[str, int]
+    started: dict[int, float] = {}
 
     def waiting(self, queue: str = "") -> int | None:
         """The number of fetched jobs, of all queues or of one; None if not all were read."""
@@ -49,24 +51,31 @@ def held_jobs(broker: Inspection, owners: Iterable[Owner], queues: Sequence[Queu
     page = Page([])
     if any(row.running for row in queues):
         page = broker.find(Filter(states=frozenset({State.RUNNING})), MOST)
-    fetched = fetched_of(page.records, owners)
+    workers = [owner for owner in owners if owner.kind == "worker"]
+    boards = runs_by_name(workers)
+    fetched = _fetched_of(page.records, workers, boards)
+    runs = [(record.token, boards.get(record.worker) or {}) for record in page.records]
+    started = {token: known[token][1] for token, known in runs if token in known}
     counts = collections.Counter(r.envelope.queue for r in page.records if r.token in fetched)
-    return Held(page.records, fetched, not page.cursor, counts)
+    return Held(page.records, fetched, not page.cursor, counts, started)
 
 
-def fetched_of(records: Iterable[Record], owners: Iterable[Owner]) -> frozenset[int]:
+def _fetched_of(
+    records: Iterable[Record],
+    workers: Sequence[Owner],
+    boards: Mapping[str, dict[int, tuple[int, float]] | None],
+) -> frozenset[int]:
     """The tokens of the jobs that their workers have not begun. Messages have begun.
 
     A worker with a free slot begins a fetched job at once. So a worker whose scoreboard is on
     another machine runs the jobs that it leased first, one in each slot.
     """
-    workers = [owner for owner in owners if owner.kind == "worker"]
     mine: dict[str, list[Record]] = collections.defaultdict(list)
     for record in sorted(records, key=lambda record: (record.leased, record.seq)):
         if not record.envelope.is_message:
             mine[record.worker].append(record)
     found: set[int] = set()
-    for name, runs in runs_by_name(workers).items():
+    for name, runs in boards.items():
         slots = sum(owner.concurrency for owner in workers if owner.name == name)
         waiting = mine[name][slots:] if runs is None else mine[name]
         found.update(record.token for record in waiting if runs is None or record.token not in runs)

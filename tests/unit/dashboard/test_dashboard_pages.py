@@ -6,6 +6,7 @@ import html
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import (
     FAILED,
+    HOUR,
     MINUTE,
     RUNS,
     SUCCEEDED,
@@ -27,6 +29,7 @@ from tidemill.brokers.contract.history_rows import (
 )
 from tidemill.client.worker_reports import Answer, Report
 from tidemill.core.job import Command, Outcome, Owner, Verdict
+from tidemill.core.scoreboard import Scoreboard
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.look import Looks
@@ -95,13 +98,15 @@ def test_the_overview_shows_what_ran_and_what_failed(mill: Tidemill, anna: Visit
     assert 90 in [value and round(value) for value in chart["lines"][0]["values"]]
 
 
-def keep_runs(mill: Tidemill, queue: str, task: str, *, succeeded: int, failed: int) -> None:
+def keep_runs(
+    mill: Tidemill, queue: str, task: str, *, succeeded: int, failed: int, span: int = MINUTE
+) -> None:
     counts = [0] * WIDTH
     counts[SUCCEEDED], counts[FAILED] = succeeded, failed
     counts[RUNS.start + bucket_of(0.1)] = counts[WAITS.start + bucket_of(3)] = succeeded + failed
-    name, at = join_name(queue, task, ""), int(time.time()) // MINUTE * MINUTE - MINUTE
+    name, at = join_name(queue, task, ""), int(time.time()) // span * span - span
     with_history(mill.broker, "a test").keep_history(
-        [HistoryRow("task", name, MINUTE, at, tuple(counts))]
+        [HistoryRow("task", name, span, at, tuple(counts))]
     )
 
 
@@ -168,6 +173,29 @@ def test_jobs_of_a_worker_that_is_gone_are_a_banner(
     monkeypatch.setattr(mill.broker, "owners", list)  # as on a store whose owner just died
     look_again(anna)
     assert "1 running job held by a worker that is gone" in words(anna.get("/"))
+
+
+def test_a_run_is_marked_when_it_takes_longer_than_nearly_all_runs_of_its_task(
+    mill: Tidemill, anna: Visitor, tmp_path: Path
+) -> None:
+    keep_runs(mill, "mail", "send", succeeded=100, failed=0, span=HOUR)  # of 0.1 s
+    send = mill.task(name="send", queue="mail")(print)
+    mill.task(name="rare", queue="mail")(print).enqueue()
+    slow, usual = send.enqueue(), send.enqueue()
+    board = Scoreboard(str(tmp_path / "board"), 4)
+    board.claim("w1")
+    board.sign(0, 4711, 0.0)
+    attach(mill, board=board.path)
+    leases = mill.broker.exchange(Step("w1", want=Want(3))).leases
+    now = time.time()
+    for slot, (lease, started) in enumerate(zip(leases, (now - 9, now - 9, now + 60), strict=True)):
+        board.start(slot + 1, lease.token, 0, started, 0.0)
+    # then the job of a task with few runs has no mark, either
+    marked = '99 % of the runs of this task in the last day took at most 128 ms"'
+    assert anna.get("/workers").count(marked) == 1
+    assert re.search(rf'id="row-{slow.id}".*?over p99', anna.get("/jobs"), re.DOTALL)
+    assert marked in anna.get(f"/jobs/{slow.id}").partition("</h1>")[0]
+    assert marked not in anna.get(f"/jobs/{usual.id}").partition("</h1>")[0]
 
 
 def look_again(visitor: Visitor) -> None:

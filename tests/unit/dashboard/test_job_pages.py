@@ -12,10 +12,12 @@ import pytest
 from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, InvalidOption, Limit, Tidemill, group, this_job
+from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.client.explain import explain_in
-from tidemill.core.job import State
+from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
+from tidemill.dashboard.formats import frames
 from tidemill.dashboard.job import RERUN_OF
 from tidemill.dashboard.roles import Role, User
 from tidemill.testing import run_all
@@ -258,6 +260,50 @@ def test_all_times_are_in_the_zone_of_the_viewer(
     assert explain_in(mill.broker, job.refresh()).startswith(
         f"It waits until {moment.astimezone():%Y-%m-%d %H:%M:%S}, in"
     )
+
+
+TRACE = """\
+Traceback (most recent call last):
+  File "/srv/shop/tasks.py", line 13, in send
+    return render(n)
+           ^^^^^^^^^
+  File "/srv/.venv/lib/python3.11/site-packages/jinja2/environment.py", line 12, in render
+    self.handle_exception()
+  File "/usr/lib/python3.11/json/decoder.py", line 37, in decode
+    obj, end = self.raw_decode(s)
+  [Previous line repeated 3 more times]
+ValueError: no
+  File is not here
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/srv/shop/mail.py", line 1, in f
+    g()
+ValueError: 3
+"""
+
+
+def test_frames_of_other_code_than_the_users_are_folded(mill: Tidemill, anna: Visitor) -> None:
+    parts = frames(TRACE)
+    assert "".join(part.text for part in parts) == TRACE
+    assert [(part.number, part.packages) for part in parts] == [
+        (1, ()),
+        (2, ("jinja2", "json")),
+        (1, ()),
+    ]
+    assert parts[2].text.startswith("ValueError: no")
+    others = TRACE.replace("/srv/shop", "/srv/lib/python3.11/site-packages/shop")
+    assert frames(others) == [(others, (), 0)]
+    # and on the page of a job
+    mill.enqueue(mill.tasks["shop.pay"].call(1))
+    mill.broker.attach(Owner(id="w1", name="box:1", host="box", pid=1, concurrency=1))
+    [lease] = mill.broker.exchange(Step("w1", want=Want(1))).leases
+    failed = Verdict(lease.token, Outcome.FAIL, error="ValueError: no", traceback=TRACE)
+    mill.broker.exchange(Step("w1", [failed]))
+    text = anna.get(f"/jobs/{lease.open().id}")
+    assert text.count("<summary>2 frames in jinja2, json</summary>") == 1
+    assert "<summary>2 frames in jinja2, json</summary>" in anna.get("/failed")
 
 
 def test_an_unknown_zone_of_the_site_is_refused(mill: Tidemill) -> None:
