@@ -112,7 +112,6 @@ def open_mill(url: str | None, app: str | None = None, *, tasks: bool = False) -
 
 
 def _store_folder(url: str) -> str:
-    """The folder of an LMDB store; empty for other stores."""
     parsed = parse_url(url)
     if parsed.scheme != "lmdb":
         return ""

@@ -193,7 +193,6 @@ def print_json(document: Any) -> None:
 
 
 def answer(document: Any, as_json: bool, *lines: str) -> None:
-    """Print one JSON document for programs, or lines for people."""
     if as_json:
         print_json(document)
     else:

@@ -94,7 +94,6 @@ def _that_end(mill: Tidemill, text: str) -> list[str]:
 
 
 def _only(text: str, ids: list[str]) -> str:
-    """The only id of a list."""
     if len(ids) > 1:
         how = "begin" if ids[0].startswith(text) else "end"
         more = " and more" if len(ids) > _CANDIDATES else ""
@@ -141,11 +140,7 @@ def _whole_of(mill: Tidemill, job_id: str, least: int, known: dict[str, bool]) -
 
 
 def whole_group(mill: Tidemill, what: Filter) -> Filter:
-    """The filter with the full id of its group, if it has only a part of the id.
-
-    Raises:
-        InvalidOption: several ids begin or end with this part.
-    """
+    """The filter with the full id of its group. Raises InvalidOption for several groups."""
     if not what.id_prefix:
         return what
     group = whole_id(mill, what.id_prefix.removesuffix("."))

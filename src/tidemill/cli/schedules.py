@@ -32,9 +32,6 @@ def schedule() -> None:
     """
 
 
-# -- listing -------------------------------------------------------------------------------------
-
-
 @schedule.command("list")
 @json_option
 @store_options
@@ -73,9 +70,6 @@ def _shown(moment: dt.datetime | None) -> str:
 
 def _ago(moment: dt.datetime | None) -> str:
     return console.ago(moment.timestamp()) if moment else "-"
-
-
-# -- time rules ----------------------------------------------------------------------------------
 
 
 def _moment_of(text: str) -> Any:
@@ -167,9 +161,6 @@ def _preview(when: When, count: int) -> list[dt.datetime]:
         raise click.UsageError("--every counts from --start; pass --start, too")
     found = times(rule, now, count)
     return [dt.datetime.fromtimestamp(moment, rule.tz) for moment in found if moment < math.inf]
-
-
-# -- changing ------------------------------------------------------------------------------------
 
 
 @schedule.command()

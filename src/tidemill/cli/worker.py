@@ -236,8 +236,6 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=look, name="tidemill-parent", daemon=True).start()
 
 
-# -- reloading, for development -------------------------------------------------------------------
-
 log = logging.getLogger("tidemill.reload")
 
 EVERY = 1.0  # seconds between two checks of the files

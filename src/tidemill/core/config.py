@@ -32,7 +32,6 @@ _STEP = re.compile(r"\s*(\d+(?:\.\d+)?)?\s*([a-z]+?)s?\s*", re.ASCII)
 
 
 def _shown(value: object) -> str:
-    """A value as an error shows it, shortened."""
     try:
         text = repr(value)
     except Exception:  # repr may run a user's code; an int of 5,000 digits has no repr
@@ -127,7 +126,6 @@ def check_alter(priority: object, queue: object) -> tuple[int | None, str | None
 
 
 def check_count(field: str, value: object, least: int = 0, most: int = 2**31 - 1) -> int:
-    """A whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidOption(
             f"{field} must be a whole number from {least} to {most}, not {_shown(value)}"

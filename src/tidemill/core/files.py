@@ -195,7 +195,6 @@ class Folder:
 
     @property
     def mode(self) -> int:
-        """The mode of new files here."""
         return _file_mode(os.fstat(self.fd).st_mode)
 
     def _give(self, fd: int, mode: int) -> None:
@@ -313,5 +312,4 @@ class Folder:
         os.utime(name, dir_fd=self.fd, follow_symlinks=False)
 
     def sync(self) -> None:
-        """Write the directory's entries to disk."""
         os.fsync(self.fd)

@@ -109,8 +109,6 @@ class Scoreboard:
         self.slots = max(slots, self.slots)
         self._map = mmap.mmap(self._fd, os.fstat(self._fd).st_size)
 
-    # -- rows of jobs ---------------------------------------------------------------------------
-
     def start(self, slot: int, token: int, thread: int, started: float, deadline: float) -> None:
         at = _at(slot)
         _REST.pack_into(self._map, at + 8, thread, started, deadline)
@@ -126,8 +124,6 @@ class Scoreboard:
     def clear(self, first: int, count: int) -> None:
         """Empty a range of rows, after their process has ended and its verdicts are stored."""
         self._map[_at(first) : _at(first + count)] = bytes(count * _SLOT.size)
-
-    # -- headers --------------------------------------------------------------------------------
 
     def sign(self, slot: int, pid: int, beat: float) -> None:
         _SLOT.pack_into(self._map, _at(slot), _HEADER, pid, beat, 0.0)
@@ -234,7 +230,6 @@ def read_runs(
 
 
 def _found(path: str, folder: Folder | None) -> int:
-    """A descriptor of the scoreboard, which is a regular file."""
     above, name = os.path.split(path)
     if folder is not None:
         try:
@@ -246,7 +241,6 @@ def _found(path: str, folder: Folder | None) -> int:
 
 
 def _is_at(path: str, fd: int) -> bool:
-    """True when the path names the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:

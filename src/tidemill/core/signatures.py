@@ -52,7 +52,6 @@ def sign_handed_on(verdict: Verdict, job_id: str, keys: Sequence[bytes]) -> None
 
 
 def refusal(lease: Lease, error: Exception) -> Verdict:
-    """The verdict on a message whose consumer cannot open it."""
     now = clock.wall()
     if isinstance(error, KeysMissing):
         return Verdict(lease.token, Outcome.RELEASE, delay=COMES_AGAIN, ended=now)

@@ -67,7 +67,6 @@ def given_back(token: int, envelope: Envelope) -> Verdict:
 
 
 def is_given_back(verdict: Verdict) -> bool:
-    """True for a verdict of :func:`given_back`."""
     is_snooze = verdict.outcome == Outcome.SNOOZE and not verdict.started
     return is_snooze and verdict.error.startswith(_UNKNOWN)
 

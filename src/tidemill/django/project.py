@@ -54,8 +54,6 @@ class DjangoRuntime(Runtime):
     def url(self) -> str:
         return self.settings.test_url if in_tests() else super().url
 
-    # -- putting --------------------------------------------------------------------------------
-
     @property
     def commit(self) -> CommitRule:
         """The rule for the time of puts: at once, after the commit, or in the transaction."""
@@ -100,8 +98,6 @@ class DjangoRuntime(Runtime):
             return True
         rule = rule or self.commit
         return bool(rule.on_commit or rule.join) and await sync_to_async(rule.concerns_here)()
-
-    # -- reading --------------------------------------------------------------------------------
 
     async def ask(self, function: Any, *args: Any) -> Any:
         if self.sync or database_of(self.url):

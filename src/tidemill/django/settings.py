@@ -148,8 +148,6 @@ def _alias(value: Any, key: str, where: str) -> str:
     return value
 
 
-# -- Q_CLUSTER ------------------------------------------------------------------------------------
-
 CLUSTER_KEYS = frozenset(
     {
         *("name", "workers", "recycle", "max_rss", "timeout", "max_attempts", "ack_failures"),

@@ -37,7 +37,6 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """A number of bytes in a unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(number) < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

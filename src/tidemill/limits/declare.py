@@ -134,9 +134,6 @@ class Limit:
         return JobLimit(self.name or name, key or "", float(cost), self.terms)
 
 
-# -- reading -------------------------------------------------------------------------------------
-
-
 def check_limit(value: object) -> Limit:
     if isinstance(value, Limit):
         return value
@@ -215,9 +212,6 @@ def _check_breaker(value: object) -> tuple[int, float]:
     # Breaker refuses a value that is no number.
     breaker = value if isinstance(value, Breaker) else Breaker(value)  # type: ignore[arg-type]
     return breaker.failures, check_seconds("pause of a breaker", breaker.pause)
-
-
-# -- showing -------------------------------------------------------------------------------------
 
 
 def value_of(setting: str, text: str, pause: float = 30.0) -> Any:

@@ -167,5 +167,4 @@ def instant(local: dt.datetime, tz: dt.tzinfo) -> float:
 
 
 def local_time(when: float, tz: dt.tzinfo) -> dt.datetime:
-    """The local time of a moment, without its zone."""
     return dt.datetime.fromtimestamp(when, tz).replace(tzinfo=None, fold=0)

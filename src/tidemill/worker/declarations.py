@@ -68,16 +68,11 @@ class TaskDeclarations(Part):
         self._hello = hello
 
     def after_reply(self, broker: Store, reply: Reply) -> None:
-        """Take due declarations out of the due schedules."""
         if reply.schedules:
             reply.schedules, reply.next_due = self.expire(broker, reply.schedules), 0.0
 
     def declare(self, broker: Store, hello: Hello) -> None:
-        """Store the options of the app's tasks, if they are new or a day has passed.
-
-        Raises:
-            BrokerUnavailable: the next call tries again.
-        """
+        """Store the options of the app's tasks, if they are new or a day has passed."""
         ours, now = hello.declared, clock.machine()
         same = ours is self._ours or ours == self._ours
         self._ours = ours

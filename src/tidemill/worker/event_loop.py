@@ -93,8 +93,6 @@ class Loop:
                 self._loop = loop
             return self._loop
 
-    # -- the loop's thread ----------------------------------------------------------------------
-
     def _serve(self, runner: asyncio.Runner) -> None:
         self._thread = get_ident()
         loop = runner.get_loop()
@@ -146,8 +144,6 @@ class Loop:
             ready = getattr(self._loop, "_ready", None)
             if ready is not None:
                 ready.clear()
-
-    # -- jobs -----------------------------------------------------------------------------------
 
     def _start(self, jobs: list[WaitingJob]) -> None:
         assert self._loop is not None

@@ -286,7 +286,6 @@ class Executor:
         return verdicts.failure(run, error)
 
     def report(self, run: Run, verdict: Verdict) -> None:
-        """Hand over the verdict."""
         raise NotImplementedError
 
 
@@ -374,7 +373,6 @@ class ProcessExecutor(Executor):
             log.debug(line, envelope.task, envelope.id, envelope.queue, attempt)
 
     def _say(self, note: Note) -> None:
-        """Send progress of a job, or a line of its log."""
         self._out.notes.append(note)
         self._out.ring()
 

@@ -99,7 +99,6 @@ class Snapshots(Part):
             self.queues.acted()
 
     def end(self, broker: Store) -> None:
-        """Keep the totals of this minute early."""
         self.queues.keep(broker, ending=True)
 
 
@@ -231,7 +230,6 @@ class Reports(Part):
         self._open: dict[str, _OpenQuestion] = {}
 
     def ask(self, question: Question, processes: Iterable[WorkerProcess]) -> None:
-        """Begin a question that these processes have received."""
         until = clock.machine() + question.seconds + _PATIENCE[question.verb]
         self._open[question.id] = _OpenQuestion(question.verb, processes, until)
 

@@ -103,7 +103,6 @@ class WorkerProcess:
 
     @property
     def staying(self) -> bool:
-        """True while the process is not about to end."""
         return self.state <= State.SERVING
 
     @property
@@ -223,7 +222,6 @@ class WorkerProcess:
         ]
 
     def is_over(self, now: float) -> bool:
-        """True when the process has a stuck job and is to be killed."""
         if self.state is not State.STUCK:
             return False
         board = self._shares.board
@@ -307,7 +305,6 @@ class WorkerProcess:
         return self._body.returncode == -signal.SIGKILL
 
     def cause(self) -> str:
-        """How the process ended, in words."""
         code = self._body.returncode
         if code == GAVE_UP:
             return f"worker process {self.pid} gave up"

@@ -65,8 +65,6 @@ class Scheduling(Part):
         self._has_some = False  # True when the store had schedules at the last look
         self._ahead = math.inf  # seconds by which that clock was ahead of machine time
 
-    # -- as a part ------------------------------------------------------------------------------
-
     @property
     def due(self) -> float:  # type: ignore[override]
         return min(self._declare_at, self._next_look) if self._has_some else self._declare_at
@@ -97,16 +95,9 @@ class Scheduling(Part):
         """Store all schedules again: the broker may have lost some."""
         self._stored, self._declare_at = None, 0.0
 
-    # -- firing ---------------------------------------------------------------------------------
-
     def fire(self, broker: Store, due: Sequence[Schedule]) -> None:
-        """Put the jobs of schedules that are due, and set their next times.
-
-        All times are computed by the store's clock, since the clock of this machine may differ.
-
-        Raises:
-            BrokerUnavailable: perhaps nothing is stored; then another worker gets these schedules.
-        """
+        """Put the jobs of schedules that are due, and set their next times by the store's clock."""
+        # After BrokerUnavailable perhaps nothing is stored; then another worker gets the schedules.
         now = broker.wall()
         lives = self._lives_by(broker)
         changes = [_fired(schedule, now, lives) for schedule in due]
@@ -139,13 +130,8 @@ class Scheduling(Part):
         return lives
 
     def look_at_clock(self, broker: Store) -> None:
-        """Set next times anew if the store's clock was set back; this looks once a minute.
-
-        The first look may follow a change of the clock while no worker ran.
-
-        Raises:
-            BrokerUnavailable: the next look tries again.
-        """
+        """Set next times anew if the store's clock was set back; this looks once a minute."""
+        # The first look may follow a change of the clock while no worker ran.
         machine = clock.machine()
         if machine < self._next_look:
             return
@@ -169,15 +155,8 @@ class Scheduling(Part):
                 if changed.done:
                     log.warning("schedule %r goes on from now: the clock was set back", change.name)
 
-    # -- what code declares ---------------------------------------------------------------------
-
     def declare(self, broker: Store, hello: Hello) -> None:
-        """Store the schedules of the app, and withdraw those that this worker no longer declares.
-
-        Raises:
-            FeatureMissing: the app declares schedules, and the broker does not support them.
-            BrokerUnavailable: the next call tries again.
-        """
+        """Store the schedules of the app, and withdraw those that it declares no longer."""
         if hello.schedules == self._stored or clock.machine() < self._again:
             return
         if hello.schedules:

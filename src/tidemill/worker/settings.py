@@ -36,7 +36,6 @@ def _waits() -> Waits:
 
 
 def _release() -> str:
-    """The value of $TIDEMILL_RELEASE, if set."""
     text = os.environ.get("TIDEMILL_RELEASE", "")
     return check_name("TIDEMILL_RELEASE", text) if text else ""
 

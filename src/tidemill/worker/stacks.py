@@ -171,5 +171,4 @@ def _label(code: CodeType) -> str:
 
 
 def _clean(text: str) -> str:
-    """A text without the separators of collapsed stacks."""
     return text.replace(";", ",").replace("\n", " ")

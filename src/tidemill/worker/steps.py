@@ -227,7 +227,6 @@ class Settled(msgspec.Struct):
     notes: Sequence[Note] = ()
 
     def put_off(self, verdicts: Sequence[Verdict]) -> None:
-        """Have the next step offer these verdicts again."""
         self.verdicts += verdicts
         self.answers += [None] * len(verdicts)
         self.reply.next_due = float("inf")
@@ -297,7 +296,6 @@ class RefusedVerdicts:
             log.error("progress and log lines of jobs cannot be stored, and are lost: %s", error)
 
     def say_full(self, error: StoreFull) -> None:
-        """Log once that the store has no room."""
         if not self._full and clock.machine() - self._full_at >= SAID_FOR:
             self._full, self._full_at = True, clock.machine()
             log.error("%s; the worker keeps the outcome of ended jobs until there is room", error)

@@ -79,11 +79,7 @@ class _Members:
         return len(self._given)
 
     def settle(self) -> list[Node]:
-        """All members as a list, which stays in memory.
-
-        Raises:
-            InvalidOption: the group is too large to follow other jobs.
-        """
+        """All members as a list, in memory. Raises InvalidOption for too many after other jobs."""
         if not isinstance(self._given, list):
             self._given, self._once = (
                 list(itertools.islice(iter(self), MOST_AFTER_PARENT + 1)),
@@ -244,11 +240,7 @@ class _Mapped(Collection[Any]):
 
 
 def as_node(step: Any) -> Node:
-    """A part of a composition as a node: a task becomes a call without arguments.
-
-    Raises:
-        InvalidOption: the part is no call.
-    """
+    """A part of a composition as a node: a task becomes a call. Raises InvalidOption."""
     if isinstance(step, (Chain, Group, Flow)):
         return step
     if isinstance(step, Configured):
@@ -266,11 +258,7 @@ def as_node(step: Any) -> Node:
 def check_with_first(
     task: Configured[..., Any, Any], call: Call[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Check the arguments of a step or a hook, which gets its first argument when it runs.
-
-    Raises:
-        TypeError: the task does not take these arguments.
-    """
+    """Raise TypeError if the task does not take the arguments of a step or hook."""
     try:
         task.arguments.check(args, kwargs)
     except TypeError as error:

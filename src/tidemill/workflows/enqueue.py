@@ -28,11 +28,7 @@ MOST_SECONDS_BETWEEN_PUTS = 60.0  # after this time even a few jobs are put
 def call_or_composition(
     runtime: Runtime, call: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Turn the arguments of ``enqueue`` into a call or a composition.
-
-    Raises:
-        InvalidOption: the arguments give neither a call nor a composition.
-    """
+    """The call or composition that the arguments of ``enqueue`` give. Raises InvalidOption."""
     if isinstance(call, str):
         return call_by_name(runtime, call, args, kwargs)
     if isinstance(call, Task):

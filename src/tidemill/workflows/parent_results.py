@@ -45,11 +45,7 @@ class ParentResults:
             raise Skip("the jobs for which it waited succeeded after a retry")
 
     def fill(self, value: Any) -> Any:
-        """Replace the references in a value, also inside lists, tuples and dicts.
-
-        Raises:
-            Fail: a result is missing, and the job needs all results.
-        """
+        """Replace the references in a value, also in lists, tuples and dicts. Raises Fail."""
         if isinstance(value, Ref):
             return self._end(value) if value.ended else self._result(value)
         if type(value) is list:

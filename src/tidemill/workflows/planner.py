@@ -105,8 +105,6 @@ class Plan:
             else:
                 yield Piece([], [], [group_id])
 
-    # -- nodes ----------------------------------------------------------------------------------
-
     def _jobs(
         self,
         node: Node,
@@ -178,8 +176,6 @@ class Plan:
             yield from self._jobs(part.node, own, tuple(behind[part]), first)
             for other in part.after:
                 behind[other] += _entries(part.node, own)
-
-    # -- jobs -----------------------------------------------------------------------------------
 
     def _job(
         self, call: Call[Any], job_id: str, next: tuple[str, ...], before: _Before

@@ -8,11 +8,7 @@ from tidemill.errors import InvalidOption, JobNotFound
 
 
 def check_links(job: Envelope) -> None:
-    """Refuse a key for a job of a flow. The key and the flow would both decide when the job runs.
-
-    Raises:
-        InvalidOption: the job has a key.
-    """
+    """Raise InvalidOption for a job of a flow with a key: both would decide when it runs."""
     if job.links is not None and job.key:
         raise InvalidOption(f"job {job.id} of a flow has the key {job.key!r}; leave the key out")
 

@@ -44,11 +44,7 @@ class _Featured(Protocol):
 
 
 def need(broker: _Featured, feature: Feature, option: str) -> None:
-    """Refuse an option whose feature the broker lacks, naming both.
-
-    Raises:
-        FeatureMissing: the broker lacks the feature.
-    """
+    """Raise FeatureMissing, which names option and feature, if the broker lacks the feature."""
     if feature not in broker.features:
         raise lacks(broker.url, feature, option)
 

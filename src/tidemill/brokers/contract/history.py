@@ -35,10 +35,6 @@ class History(Protocol):
 
 
 def with_history(broker: Broker, option: str) -> History:
-    """The broker with its calls for history.
-
-    Raises:
-        FeatureMissing: the broker keeps no history; the error names ``option``.
-    """
+    """The broker with its calls for history. Raises FeatureMissing, which names ``option``."""
     need(broker, Feature.HISTORY, option)
     return cast(History, broker)

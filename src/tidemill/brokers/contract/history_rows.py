@@ -100,11 +100,7 @@ def split_name(name: str) -> list[str]:
 
 
 def check_rows(rows: Sequence[HistoryRow]) -> None:
-    """Refuse rows that a store cannot keep.
-
-    Raises:
-        InvalidOption: a field is out of its range; the message names the field.
-    """
+    """Raise InvalidOption, which names the field, for rows that a store cannot keep."""
     for row in rows:
         if not (0 < len(row.kind) <= MAX_KIND and row.kind.isprintable() and row.kind.isascii()):
             text = f"1 to {MAX_KIND} printable ASCII characters, not {row.kind[:60]!r}"

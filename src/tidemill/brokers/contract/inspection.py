@@ -83,11 +83,7 @@ def is_own(queue: str) -> bool:
 
 
 def check_users(queue: str) -> None:
-    """Refuse to remove the jobs of the queue of groups.
-
-    Raises:
-        InvalidOption: the queue is the queue of groups.
-    """
+    """Raise InvalidOption for the queue of groups, whose jobs nobody may remove."""
     if queue == GROUPS:
         raise InvalidOption(f"queue {GROUPS} has the records of groups; delete a group by its id")
 
@@ -155,11 +151,7 @@ def totals_of(rows: Sequence[QueueStats], *, knows: bool) -> dict[str, int | Non
 
 
 def number_of(cursor: str) -> int:
-    """The number in a cursor, for stores that number their records.
-
-    Raises:
-        InvalidOption: the cursor is not a number.
-    """
+    """The number in the cursor of a store that numbers its records. Raises InvalidOption."""
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise bad_cursor(cursor)
     return int(cursor)

@@ -44,10 +44,6 @@ class JobNumbers(Protocol):
 
 
 def with_job_numbers(broker: Broker, option: str) -> JobNumbers:
-    """The broker with its calls for numbered jobs.
-
-    Raises:
-        FeatureMissing: the broker does not lease by id; the error names ``option``.
-    """
+    """The broker with its calls for numbered jobs. Raises FeatureMissing for ``option``."""
     need(broker, Feature.NAMED, option)
     return cast(JobNumbers, broker)

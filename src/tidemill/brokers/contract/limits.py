@@ -52,10 +52,6 @@ def declare_limit(broker: Broker, claim: JobLimit | None) -> None:
 
 
 def with_limits(broker: Broker, option: str) -> LimitCalls:
-    """The broker with its calls for limits.
-
-    Raises:
-        FeatureMissing: the broker keeps no limits; the error names ``option``.
-    """
+    """The broker with its calls for limits. Raises FeatureMissing, which names ``option``."""
     need(broker, Feature.LIMITS, option)
     return cast(LimitCalls, broker)

@@ -95,8 +95,6 @@ class HttpBroker:
         """Always empty: the server, which would read scoreboards, runs on another machine."""
         return ""
 
-    # -- producing ------------------------------------------------------------------------------
-
     def put(
         self,
         jobs: Sequence[Envelope],
@@ -113,8 +111,6 @@ class HttpBroker:
         more = {"hold": list(hold), "let_go": list(let_go)} if hold or let_go else {}
         puts: list[Put] = self._call("put", jobs=jobs, nonce=nonce or new_id(), **more)
         return puts
-
-    # -- owning ---------------------------------------------------------------------------------
 
     attach = by("_owners", Broker.attach)
     detach = by("_owners", Broker.detach)
@@ -146,8 +142,6 @@ class HttpBroker:
             self._hang_up()
         self._closed = True
 
-    # -- reading --------------------------------------------------------------------------------
-
     get = forwarded(Inspection.get)
     was_here = forwarded(Inspection.was_here)
     find = forwarded(Inspection.find)
@@ -165,8 +159,6 @@ class HttpBroker:
     history = forwarded(History.history)
     history_kinds = forwarded(History.history_kinds)
 
-    # -- administration -------------------------------------------------------------------------
-
     cancel = forwarded(Admin.cancel)
     retry = forwarded(Admin.retry)
     delete = forwarded(Admin.delete)
@@ -178,8 +170,6 @@ class HttpBroker:
     set_limit = forwarded(LimitCalls.set_limit)
     keep_history = forwarded(History.keep_history)
 
-    # -- records and moves ----------------------------------------------------------------------
-
     wall = forwarded(Schedules.wall)
     schedules = forwarded(Schedules.schedules)
     list_schedules = forwarded(Schedules.list_schedules)
@@ -188,8 +178,6 @@ class HttpBroker:
     stay = forwarded(Transfer.stay)
     adopt = forwarded(Transfer.adopt)
     adopted = forwarded(Transfer.adopted)
-
-    # -- waits: each call waits for a while, and then the broker repeats the call -----------------
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
@@ -213,10 +201,7 @@ class HttpBroker:
             if time.monotonic() >= until:
                 return False
 
-    # -- calls of the server --------------------------------------------------------------------
-
     def _wait(self, name: str, until: float, **arguments: Any) -> Any:
-        """Make one call that waits, up to the server's longest wait."""
         self._check_open()
         seconds = max(0.0, min(until - time.monotonic(), LONGEST))
         return self._connections.call(name, extra=seconds, timeout=seconds, **arguments)

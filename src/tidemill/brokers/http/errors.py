@@ -29,7 +29,6 @@ _PASSING |= {503: "cannot serve now", 504: "does not answer"}
 
 
 def unreachable(error: Exception, where: str) -> ServerAway:
-    """The error for a connection that failed or broke."""
     reason = str(error).strip() or type(error).__name__
     return ServerAway(
         f"cannot reach the job server at {where}: {reason}; start it, or correct the url"

@@ -13,7 +13,6 @@ from tidemill.core.verdicts import TOO_LATE
 
 
 def come_due(jobs: Jobs) -> None:
-    """Move all jobs whose time has come."""
     if jobs.sealed:
         return
     for heap, now in ((jobs.due, jobs.now), (jobs.due_wall, jobs.wall)):

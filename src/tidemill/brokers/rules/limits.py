@@ -23,9 +23,6 @@ def micros(jobs: Jobs) -> int:
     return int(jobs.now * 1e6)
 
 
-# -- setting -------------------------------------------------------------------------------------
-
-
 def set_limit(
     jobs: Jobs, name: str, settings: LimitSettings | None, *, queue: bool, declared: bool
 ) -> None:
@@ -49,11 +46,7 @@ def declare(jobs: Jobs, claim: JobLimit | None, *, anew: bool = True) -> None:
         set_limit(jobs, claim.name, claim.terms, queue=False, declared=True)
 
 
-# -- asking --------------------------------------------------------------------------------------
-
-
 def is_open(jobs: Jobs, queue: str) -> bool:
-    """True when the queue's own limit lets a job start now."""
     return not _queue_opens(jobs, queue)
 
 
@@ -116,9 +109,6 @@ def next_opening(jobs: Jobs) -> float:
     return min(times) / 1e6 - jobs.now if times else float("inf")
 
 
-# -- starting and ending -------------------------------------------------------------------------
-
-
 def start(jobs: Jobs, item: Item, number: int) -> None:
     """Take the tokens of a leased job, and put its partition after the other partitions."""
     envelope, now = item.record.envelope, micros(jobs)
@@ -134,7 +124,6 @@ def start(jobs: Jobs, item: Item, number: int) -> None:
 
 
 def unstart(jobs: Jobs, item: Item) -> None:
-    """Refund the tokens of a lease that goes back without a run."""
     taken = int((jobs.now - jobs.wall + item.record.leased) * 1e6)
     for settings, limiter, cost in _limiters_of(jobs, item):
         arithmetic.give_back(settings, limiter, taken, cost)
@@ -143,7 +132,6 @@ def unstart(jobs: Jobs, item: Item) -> None:
 def _limiters_of(
     jobs: Jobs, item: Item
 ) -> Iterator[tuple[LimitSettings, arithmetic.Limiter, float]]:
-    """The limits of a job, with its cost in each."""
     envelope = item.record.envelope
     limited = jobs.queue_limits.get(envelope.queue)
     if limited is not None:
@@ -154,13 +142,9 @@ def _limiters_of(
 
 
 def attempted(jobs: Jobs, item: Item, *, well: bool) -> None:
-    """Tell the breaker of the queue how an attempt ended."""
     limited = jobs.queue_limits.get(item.record.envelope.queue)
     if limited is not None:
         arithmetic.ended(limited.terms, limited.limiter, micros(jobs), well=well)
-
-
-# -- showing -------------------------------------------------------------------------------------
 
 
 def held(jobs: Jobs, job_id: str) -> arithmetic.Held | None:

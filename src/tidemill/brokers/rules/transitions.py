@@ -192,7 +192,6 @@ class Jobs:
         return max(0.0, min(seconds)) if seconds else float("inf")
 
     def first_due(self) -> list[Due]:
-        """The first entries by machine time and by wall time."""
         return self.due[:1] + self.due_wall[:1]
 
     def look_at(self, item: Item, when: float) -> None:
@@ -214,7 +213,6 @@ class Jobs:
     # -- transitions ----------------------------------------------------------------------------
 
     def move(self, item: Item, due: float, machine: float) -> None:
-        """Make a job scheduled or ready, by its due time."""
         self.unplace(item)
         self._place(item, due, machine)
 
@@ -316,14 +314,12 @@ class Jobs:
         return self.retention.of_success(record.envelope.result_ttl, bool(record.raw_result))
 
     def wait_again(self, item: Item) -> None:
-        """Make an ended job wait for other jobs again."""
         self.unfinish(item)
         record = item.record
         record.state, record.finished, record.error = State.WAITING, 0.0, ""
         self.count(item, +1)
 
     def unfinish(self, item: Item) -> None:
-        """Take a job off the lists of pruning."""
         job_id = item.record.envelope.id
         self.finished = [entry for entry in self.finished if entry[1] != job_id]
         self.linked = [entry for entry in self.linked if entry[1] != job_id]
@@ -334,7 +330,6 @@ class Jobs:
         return job_id if until > self.now else ""
 
     def let_go_of_keys(self) -> None:
-        """Forget keys of succeeded jobs whose period is over."""
         self.held = {key: who for key, who in self.held.items() if who[0] > self.now}
 
     def give_up_key(self, envelope: Envelope) -> None:

@@ -139,7 +139,6 @@ def is_needed(jobs: Jobs, item: Item) -> bool:
 
 
 def inputs_of(jobs: Jobs, item: Item) -> tuple[Input, ...]:
-    """The outcomes of the jobs whose results this job receives."""
     links = item.record.envelope.links
     return tuple(_input(jobs, job_id) for job_id in links.inputs) if links is not None else ()
 

@@ -138,7 +138,6 @@ class Liveness:
         return fds, gone
 
     def unwatch(self, wanted: Collection[int]) -> None:
-        """Close FIFOs that this process no longer watches."""
         for number in [n for n in self._watched if n not in wanted]:
             os.close(self._watched.pop(number))
 

@@ -84,7 +84,6 @@ class AttachedOwner(abc.ABC):
         self.watched_fds: list[int] = []
 
     def goes_on(self, owner: Owner) -> None:
-        """Go on after the remote owner attached again."""
         self.owner = owner
 
     @abc.abstractmethod
@@ -207,11 +206,9 @@ class Owners(abc.ABC, Generic[A]):
         return []
 
     def _get(self, ids: Sequence[str], *, brisk: bool) -> Iterable[Record | None]:
-        """Read jobs."""
         raise NotImplementedError
 
     def _board_folder(self) -> Folder | None:
-        """The folder of all scoreboards, if the store has one."""
         return None
 
     def _state(self, attached: A) -> object:
@@ -225,7 +222,6 @@ class Owners(abc.ABC, Generic[A]):
         raise NotImplementedError
 
     def _remote(self, owner_id: str) -> tuple[Owner, int] | None:
-        """The remote owner on the list with this id."""
         return None
 
     def _words(self) -> dict[tuple[str, int], SignOfLife]:

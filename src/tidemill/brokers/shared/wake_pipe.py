@@ -36,7 +36,6 @@ class WakePipe:
                     os.write(self._end, b"x")
 
     def drain(self) -> None:
-        """Empty the pipe until the next call of :meth:`wake`."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 

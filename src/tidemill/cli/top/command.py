@@ -71,7 +71,6 @@ def _print_once(mill: Tidemill, interval: float, as_json: bool) -> None:
 
 
 def _print_objects(mill: Tidemill, interval: float) -> None:
-    """Print an object for each look until Ctrl-C."""
     meter, pause = Meter(), threading.Event()
     try:
         while True:
