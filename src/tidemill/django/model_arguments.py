@@ -53,6 +53,9 @@ def _instance(model: Any, data: dict[str, Any]) -> Any:
     return instance
 
 
+# For functions without annotations, as those of django-q:
+
+
 def to_key(value: Any) -> Any:
     """The key of an instance whose model has ``pass_by_key``; any other value as it is."""
     model: Any = type(value)

@@ -179,6 +179,8 @@ class HttpBroker:
     adopt = forwarded(Transfer.adopt)
     adopted = forwarded(Transfer.adopted)
 
+    # A wait is made in calls of a while each, which the broker repeats.
+
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False
     ) -> list[Record | None]:
