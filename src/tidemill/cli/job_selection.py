@@ -111,12 +111,7 @@ def _failed(mill: Tidemill, text: str) -> dict[str, Record]:
 
 
 def failed_job(mill: Tidemill, text: str) -> Record:
-    """A failed job, by its id, or by a beginning or an ending that no other failed job's id has.
-
-    Raises:
-        JobNotFound: there is no such job.
-        InvalidOption: several ids begin or end with the text.
-    """
+    """A failed job, by its id or a unique part. Raises JobNotFound or InvalidOption."""
     found = _failed(mill, text)
     if not found:
         raise JobNotFound(

@@ -236,13 +236,7 @@ class Folder:
         return self._checked(fd, name, stat.S_ISREG(os.fstat(fd).st_mode), "a regular file")
 
     def hold(self, name: str) -> int:
-        """A descriptor that names the regular file ``name`` and does not open it (Linux).
-
-        Closing the descriptor ends no lock.
-
-        Raises:
-            BrokerUnavailable: the name belongs to a link or a special file.
-        """
+        """A descriptor that names the regular file ``name``; its end releases no lock (Linux)."""
         fd = os.open(name, _PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
         return self._checked(fd, name, stat.S_ISREG(os.fstat(fd).st_mode), "a regular file")
 

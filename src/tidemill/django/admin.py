@@ -387,12 +387,7 @@ class ScheduleForm(forms.Form):
         return given or {}
 
     def save(self, mill: DjangoMill) -> Declared:
-        """Add the schedule.
-
-        Raises:
-            TidemillError: a value is wrong, the name is taken, or nobody has declared the task.
-            TypeError: the task does not take these arguments.
-        """
+        """Add the schedule. A TypeError says that the task does not take these arguments."""
         given = self.cleaned_data
         load_tasks()
         call = mill.call(given["task"], *given["arguments"], **given["keywords"])

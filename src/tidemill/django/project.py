@@ -213,9 +213,5 @@ def in_tests() -> bool:
 
 @functools.cache
 def project_mill() -> DjangoMill:
-    """The app of the setting ``TIDEMILL``; the store opens at its first use.
-
-    Raises:
-        ImproperlyConfigured, InvalidOption: a setting cannot be used.
-    """
+    """The app of the setting ``TIDEMILL``, which opens its store at its first use."""
     return DjangoMill(read_settings())

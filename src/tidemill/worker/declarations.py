@@ -114,13 +114,7 @@ class TaskDeclarations(Part):
         self._again = 0.0
 
     def expire(self, broker: Store, due: Sequence[Schedule]) -> list[Schedule]:
-        """Renew due declarations of this worker, delete other due records of tidemill's own.
-
-        Returns the schedules.
-
-        Raises:
-            BrokerUnavailable: the store hands the same declarations out again.
-        """
+        """Renew due declarations of this worker, delete other due ones; return the schedules."""
         expired = [record for record in due if record.name < LAST_OWN]
         if not expired:
             return list(due)

@@ -217,11 +217,7 @@ class Executor:
         raise NotImplementedError
 
     def arguments(self, run: Run) -> tuple[list[Any], dict[str, Any]]:
-        """Decode the arguments, fill in results of earlier jobs, convert to the annotated types.
-
-        Raises:
-            Fail: the arguments cannot be decoded or converted, or a result is missing.
-        """
+        """Decode the arguments, fill in results, convert to the annotated types. Raises Fail."""
         envelope = run.envelope
         try:
             decode = unpack_pickle if envelope.pickled else unpack

@@ -287,11 +287,7 @@ class Waits:
         self._waiting = 0
 
     def begin(self, context: JobContext, job_id: str) -> None:
-        """Count a job that is about to wait for another job; an async job may wait for several.
-
-        Raises:
-            TidemillError: every slot would wait, and no other worker could run the job.
-        """
+        """Count a job that will wait for another; TidemillError: all would wait for ever."""
         with self._lock:
             context.waiting += 1
             if context.waiting == 1:

@@ -509,11 +509,7 @@ def install(supervisor: Supervisor) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def running_worker(runtime: Runtime, settings: Settings) -> Iterator[Supervisor]:
-    """Run a worker during a ``with`` block. The block begins when the worker serves.
-
-    Raises:
-        TidemillError: the worker could not serve, or a job did not end.
-    """
+    """Run a worker during a block, which begins when it serves. Raises TidemillError."""
     supervisor = Supervisor(settings, runtime)
     outcome: list[int | BaseException] = []
     begun = threading.Event()

@@ -51,11 +51,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return f"{host}:{self.port}"
 
     def token(self) -> str:
-        """The token to send. A token file is read each time, so that it may change.
-
-        Raises:
-            BrokerUnavailable: the file cannot be read.
-        """
+        """The token to send; a token file is read each time. Raises BrokerUnavailable."""
         token = self.secret
         if self.token_file:
             try:
@@ -72,6 +68,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return token
 
     def context(self) -> ssl.SSLContext | None:
+        """The TLS context; None for ``http://``. Raises BrokerUnavailable for a bad certificate."""
         if not self.tls:
             return None
         try:

@@ -53,12 +53,7 @@ def arguments_of(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
 
 
 def found_task(framework: Framework, record: Record, func: Callable[..., Any] | None) -> Any:
-    """The task of a job, with the options of the job.
-
-    Raises:
-        ImportError: the module of the task, or the task in it, is gone.
-        SuspiciousOperation: the dotted path leads to something else.
-    """
+    """The task of a job, with its options. Raises ImportError or SuspiciousOperation."""
     envelope = record.envelope
     task = import_string(envelope.task)
     if not isinstance(task, framework.base.Task):
