@@ -23,10 +23,7 @@ END $$;
 
 -- The keys of jobs to put.
 CREATE OR REPLACE FUNCTION tidemill.keys_of(shapes jsonb) RETURNS text[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY (SELECT s ->> 'key' FROM jsonb_array_elements(shapes) AS s);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ARRAY (SELECT s ->> 'key' FROM jsonb_array_elements(shapes) AS s); END $$;
 
 -- Lock a key and return its row; no row when the key is free.
 CREATE OR REPLACE FUNCTION tidemill.find_key(name text, t float8) RETURNS SETOF tidemill.key

@@ -19,8 +19,7 @@ $$;
 -- Accept jobs, all or none, in order. The answer is NULL when all were created, else [how, id] for each job.
 CREATE OR REPLACE FUNCTION tidemill.put_jobs(
     new_jobs tidemill.batch, hold text[], let_go text[], p tidemill.prefs) RETURNS jsonb
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     t      float8 := clock(p);

@@ -118,8 +118,7 @@ END $$;
 
 -- Whether a ready job, which comes first, may start on an owner that wants these queues.
 CREATE OR REPLACE FUNCTION tidemill.others_start(wanted int[], t float8) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off AS $$
 BEGIN
     RETURN cardinality(lines_for(wanted, '{0,2}', t, is_limited())) > 0;
 END $$;

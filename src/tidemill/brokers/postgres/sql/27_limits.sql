@@ -12,18 +12,12 @@
 -- alone, so nobody else holds a limiter meanwhile.
 
 CREATE OR REPLACE FUNCTION tidemill.is_limited() RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM terms);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN EXISTS (SELECT FROM terms); END $$;
 
 -- False while somebody changes settings. A claim then leases nothing; the writer wakes owners
 -- afterwards.
 CREATE OR REPLACE FUNCTION tidemill.may_read_terms() RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN pg_try_advisory_xact_lock_shared('terms'::regclass::oid::int, 0);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN pg_try_advisory_xact_lock_shared('terms'::regclass::oid::int, 0); END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.terms_of(gate text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT split_part(gate, chr(31), 1) $$;
@@ -152,10 +146,7 @@ END $$;
 
 -- Of these limiters, lock those that nobody else holds, and return their ids.
 CREATE OR REPLACE FUNCTION tidemill.try_gates(ids text[]) RETURNS text[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ARRAY (SELECT id FROM gate WHERE id = ANY (ids) FOR UPDATE SKIP LOCKED); END $$;
 
 -- Take over the events of limiters that we hold. Returns the limiters to renew. If only running
 -- jobs have ended, a partition that stands in each of its lines needs no renewal.
@@ -211,17 +202,11 @@ END $$;
 
 -- How many jobs of a queue run.
 CREATE OR REPLACE FUNCTION tidemill.running_in(which int) RETURNS bigint
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN (SELECT coalesce(sum(running), 0) FROM tally WHERE queue = which);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN (SELECT coalesce(sum(running), 0) FROM tally WHERE queue = which); END $$;
 
 -- How many jobs of a queue run, or 0 when the settings do not depend on this number.
 CREATE OR REPLACE FUNCTION tidemill.running_for(x float8[], which int) RETURNS bigint
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN CASE WHEN x[6] IS NULL AND x[7] IS NULL THEN 0 ELSE running_in(which) END;
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN CASE WHEN x[6] IS NULL AND x[7] IS NULL THEN 0 ELSE running_in(which) END; END $$;
 
 -- The number of a limiter's queue; NULL for a partition.
 CREATE OR REPLACE FUNCTION tidemill.queue_of(id text) RETURNS int
@@ -307,8 +292,7 @@ END $$;
 -- -- after a commit --------------------------------------------------------------------------------
 
 CREATE OR REPLACE FUNCTION tidemill.open_once(p tidemill.prefs) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     IF take_said(clock(p)) THEN  -- nobody else gets a limiter before this commits

@@ -208,8 +208,7 @@ END $$;
 
 -- Do chores, now and then, besides the work of a call. Only one call at a time folds the counters.
 CREATE OR REPLACE FUNCTION tidemill.do_chores(most int, p tidemill.prefs) RETURNS void
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM fold();

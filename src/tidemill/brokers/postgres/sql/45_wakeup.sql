@@ -7,8 +7,7 @@
 -- not fail the call; the same goes for chores.
 CREATE OR REPLACE FUNCTION tidemill.ring(
     me int, rest boolean, ended bigint[], p tidemill.prefs) RETURNS void
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     sleepers int;

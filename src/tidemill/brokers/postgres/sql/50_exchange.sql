@@ -6,8 +6,7 @@
 CREATE OR REPLACE FUNCTION tidemill.step(
     req tidemill.step_request, followers tidemill.batch, w tidemill.want, p tidemill.prefs, counts bytea)
 RETURNS tidemill.step_reply
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     r       step_reply := ROW(NULL, '', NULL, '{}', false, 0, false, false);
@@ -88,8 +87,7 @@ END $$;
 CREATE OR REPLACE FUNCTION tidemill.look_again(
     me int, this bigint, this_turn bigint, limited boolean, w tidemill.want, p tidemill.prefs,
     OUT leases bytea, OUT due float8)
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     t     float8;

@@ -3,18 +3,14 @@
 
 -- When the next schedule is to be handed out; NULL when no schedule will be.
 CREATE OR REPLACE FUNCTION tidemill.next_firing() RETURNS float8
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN (SELECT next FROM schedule WHERE next IS NOT NULL ORDER BY next LIMIT 1);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN (SELECT next FROM schedule WHERE next IS NOT NULL ORDER BY next LIMIT 1); END $$;
 
 -- Hand out due schedules, up to "most". "wait" is the seconds until the next is due.
 DROP FUNCTION IF EXISTS tidemill.hand_out(int, tidemill.prefs); -- its results may have changed
 CREATE FUNCTION tidemill.hand_out(
     most int, p tidemill.prefs,
     OUT names text[], OUT versions bigint[], OUT dues float8[], OUT bodies bytea[], OUT wait float8)
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     t float8 := clock(p);
 BEGIN
@@ -196,8 +192,7 @@ $$;
 CREATE OR REPLACE FUNCTION tidemill.change_all(
     changes tidemill.schedule_changes, new_jobs tidemill.batch, p tidemill.prefs,
     OUT answer jsonb, OUT sooner boolean)
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     names    text[] := changes.names;

@@ -133,8 +133,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.tick_once(most int, p tidemill.prefs) RETURNS boolean
-LANGUAGE plpgsql
-SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql SET search_path = tidemill, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     t    float8 := clock(p);

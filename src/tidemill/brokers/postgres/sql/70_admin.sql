@@ -283,10 +283,7 @@ END $$;
 
 -- Of these jobs, the ids of those that wait, or have waited, for other jobs.
 CREATE OR REPLACE FUNCTION tidemill.names_of(jobs bigint[]) RETURNS text[]
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ARRAY (SELECT id FROM behind WHERE seq = ANY (jobs));
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ARRAY (SELECT id FROM behind WHERE seq = ANY (jobs)); END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.set_queue(which int, pause boolean, bound bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = tidemill, pg_temp AS $$

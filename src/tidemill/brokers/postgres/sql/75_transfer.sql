@@ -18,17 +18,11 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.is_sealed() RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM departure WHERE sealed);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN EXISTS (SELECT FROM departure WHERE sealed); END $$;
 
 -- The highest number ever drawn.
 CREATE OR REPLACE FUNCTION tidemill.last_number() RETURNS bigint
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM acceptance);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM acceptance); END $$;
 
 CREATE OR REPLACE FUNCTION tidemill.depart(
     new_mark text, target text, seal boolean,
