@@ -159,9 +159,6 @@ def need_limited(jobs: StoredJobs, count: int = 1) -> None:
     jobs.partition_rows.need((claim.name, claim.key) for claim in claims)
 
 
-# -- without limits --------------------------------------------------------------------------------
-
-
 def _lease_plainly(jobs: StoredJobs, owner: Owner, want: Want) -> list[Lease]:
     """Lease jobs by the ids in the ready lists, so that only the chosen jobs are read."""
     ready = jobs.ready

@@ -59,9 +59,6 @@ def next_due(jobs: StoredJobs) -> float:
     return min([max(0.0, when - jobs.now) for when in alarms if when is not None], default=math.inf)
 
 
-# -- finished jobs ---------------------------------------------------------------------------------
-
-
 def prune(jobs: StoredJobs) -> bool:
     """Delete finished jobs that are too old; True when more such jobs may be left."""
     if jobs.sealed:

@@ -154,9 +154,6 @@ def _repeated(jobs: StoredJobs, owner: Owner, row: OwnerRow) -> Reply:
     return Reply(kept.settled, kept.touched, leases, kept.commands, next_due=0.0)
 
 
-# -- looking first -----------------------------------------------------------------------------
-
-
 _FACTS = "SELECT {now}, facts FROM tidemill_store WHERE id = 1"
 _TIMES = (
     "SELECT (SELECT min(alarm) FROM tidemill_job WHERE alarm IS NOT NULL), "

@@ -52,8 +52,6 @@ class Store:
         """A folder of this user's processes that use the store on this machine."""
         return folder_here(f"django-{self.name}", *path)
 
-    # -- the row of the store ---------------------------------------------------------------
-
     def facts(self) -> Facts:
         text = "SELECT facts FROM tidemill_store WHERE id = 1"
         found = self.read(lambda rows: rows.execute(text))
@@ -79,8 +77,6 @@ class Store:
         ):
             self.database.write(work, patience=patience)
         return self.facts().store
-
-    # -- reading and changing ---------------------------------------------------------------
 
     def read(self, work: Callable[[Rows], T], *, patience: float | None = None) -> T:
         """Run queries without a lock."""

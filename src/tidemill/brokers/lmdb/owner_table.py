@@ -75,9 +75,6 @@ def take_commands(commit: Transitions, number: int) -> list[Command]:
     return commands
 
 
-# -- last replies ---------------------------------------------------------------------------------
-
-
 _OWNERS = b"o"
 
 

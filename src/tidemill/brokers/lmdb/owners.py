@@ -89,8 +89,6 @@ class Owners(shared.Owners[LocalOwner]):
     def _board_folder(self) -> Folder:
         return self._store.folder_of("boards")
 
-    # -- the list -------------------------------------------------------------------------------
-
     def listed(self) -> list[Owner]:
         """The owners attached now, in any process."""
         rows = self._rows()
@@ -155,8 +153,6 @@ class Owners(shared.Owners[LocalOwner]):
         words = {} if proof is None else heard(commit.txn, commit.t, commit.now)
         return proof is None or words.get((owner.id, number)) == proof
 
-    # -- coming and going -----------------------------------------------------------------------
-
     def attach(self, owner: Owner) -> None:
         self._store.room.check_place()
         if not owner.lease:  # its former self would be taken for dead without its FIFO
@@ -203,8 +199,6 @@ class Owners(shared.Owners[LocalOwner]):
             for local_owner in local_owners:
                 self._store.wakeups.close_sleeper(local_owner.sleeper)
 
-    # -- remote owners --------------------------------------------------------------------------
-
     def _join(self, owner: Owner) -> int:
         def apply(commit: Transitions) -> int:
             rows = owner_rows(commit.txn, commit.t)
@@ -223,8 +217,6 @@ class Owners(shared.Owners[LocalOwner]):
     def _words(self) -> dict[tuple[str, int], SignOfLife]:
         with self._store.reading_txn() as txn:
             return heard(txn, self._store.tables, self._now())
-
-    # -- sleeping, deaths -----------------------------------------------------------------------
 
     def parked(self, attached: LocalOwner, timeout: float, fds: Sequence[int]) -> Parked:
         """Sleep as an owner, and give back the jobs of owners that die meanwhile."""

@@ -65,8 +65,6 @@ class MemoryBroker(Inspection, JobNumbers, Admin, Limits, Schedules, History, Tr
         self._commands: dict[str, list[Command]] = {}
         self._pipes: dict[str, WakePipe] = {}
 
-    # -- producing ------------------------------------------------------------------------------
-
     def put(
         self,
         jobs: Sequence[Envelope],
@@ -88,8 +86,6 @@ class MemoryBroker(Inspection, JobNumbers, Admin, Limits, Schedules, History, Tr
             self._replies.keep(nonce, puts)
             self._wake_all()
             return puts
-
-    # -- owning ---------------------------------------------------------------------------------
 
     def attach(self, owner: Owner) -> None:
         with self._lock:
@@ -215,8 +211,6 @@ class MemoryBroker(Inspection, JobNumbers, Admin, Limits, Schedules, History, Tr
             for owner_id in silent:
                 self.release(owner_id, None)
             return again
-
-    # -- waiting for jobs -----------------------------------------------------------------------
 
     def wait_for(
         self, ids: Sequence[str], timeout: float, *, first: bool = False

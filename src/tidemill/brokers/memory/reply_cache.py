@@ -29,8 +29,6 @@ class ReplyCache:
         self._replies: dict[str, _LastReply] = {}
         self._puts: dict[str, tuple[float, list[Put]]] = {}  # nonce -> expiry, answer
 
-    # -- steps ----------------------------------------------------------------------------------
-
     def attached(self, owner: Owner) -> None:
         """Record that an owner attached, perhaps again: a sign of life."""
         last = self._replies.setdefault(owner.id, _LastReply(0))
@@ -78,8 +76,6 @@ class ReplyCache:
             if whose == owner.id
         )
         return SignOfLife(owner.lease, now if holds else self._replies[owner.id].signs)
-
-    # -- puts -----------------------------------------------------------------------------------
 
     def put_before(self, nonce: str) -> list[Put] | None:
         """The answer to the put with this nonce; None for a new or forgotten nonce."""

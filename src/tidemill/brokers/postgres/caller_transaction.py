@@ -99,8 +99,6 @@ async def _arun(txn: _Async, statement: bytes, arguments: Sequence[Any]) -> Any:
     return row[0]
 
 
-# -- the connection of the driver ----------------------------------------------------------------
-
 T = TypeVar("T")
 
 
@@ -171,8 +169,6 @@ def _of_django(txn: Any) -> Any:
         )
     return txn.connection
 
-
-# -- asyncpg ---------------------------------------------------------------------------------------
 
 _HOLE = re.compile(r"%([bs])::")
 

@@ -172,8 +172,6 @@ class Connections:
             self._pause, self._why = 0.0, None
         return conn
 
-    # -- the stack ------------------------------------------------------------------------------
-
     def _take(self, until: float, main: bool) -> ServerConnection:
         with self._changed:
             while not self._free and self._count >= self._address.pool:

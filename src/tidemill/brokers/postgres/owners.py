@@ -81,8 +81,6 @@ class Owners(shared.Owners[AttachedOwner]):
         """The folder in which scoreboards may lie: on this machine, like the FIFOs."""
         return folder_here(self._session.installed.store, "boards")
 
-    # -- the list -------------------------------------------------------------------------------
-
     def listed(self) -> list[Owner]:
         """The owners on the list, in any process."""
         return [row.owner for row in self._rows()]
@@ -155,8 +153,6 @@ class Owners(shared.Owners[AttachedOwner]):
     def _get(self, ids: Sequence[str], *, brisk: bool) -> Iterable[Record | None]:
         return inspect.get(self._session, ids)
 
-    # -- remote owners --------------------------------------------------------------------------
-
     def _join(self, owner: Owner) -> int:
         return self._attach(owner, None)
 
@@ -183,8 +179,6 @@ class Owners(shared.Owners[AttachedOwner]):
             self._session.call("hear", here, "int, text", plain=True)
             # Ask again: notifications before this were lost.
             attached.hears = attached.partial = True
-
-    # -- notifications --------------------------------------------------------------------------
 
     def heard(self, word: str) -> None:
         """Pass on a notification to one owner of this process, or to all."""

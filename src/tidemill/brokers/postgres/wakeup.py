@@ -70,8 +70,6 @@ class WakeUps:
         self._conn = conn
         self.since = time.monotonic()
 
-    # -- listening ------------------------------------------------------------------------------
-
     def _listen(self) -> None:
         pause = 0.0
         while not self._closed:

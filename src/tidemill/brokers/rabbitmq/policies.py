@@ -70,9 +70,6 @@ def _read(settings: Settings, base: str, names: Names) -> Rows:
     return ours
 
 
-# -- harm by policies -----------------------------------------------------------------------------
-
-
 def of_policies(rows: Rows, names: Names) -> Iterator[Danger]:
     """The dangers of the policies in force for these queues; the rows are from the plugin."""
     found: dict[tuple[str, str, str], list[str]] = {}

@@ -176,8 +176,6 @@ class QueueState:
             if one.in_hand or one.stage is not Stage.ENDED or one is self.got
         ]
 
-    # -- credit ---------------------------------------------------------------------------------
-
     def need(self, missing: int, now: float) -> bool:
         """Ask for ``missing`` messages besides the leased messages; True when the credit grows."""
         self.needs = 1 if self.place.alone else rounded(self.held + missing)

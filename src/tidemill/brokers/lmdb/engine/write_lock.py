@@ -103,8 +103,6 @@ class WriteLock:
                 os.close(self._fd)
         self._fd = -1
 
-    # -- the holder -----------------------------------------------------------------------------
-
     def holder(self) -> str:
         """Name the process with the lock, and the remedy, as the end of a sentence."""
         pid = self._holding()

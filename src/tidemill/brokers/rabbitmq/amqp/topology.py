@@ -146,8 +146,6 @@ class Declarer(ConnectionListener):
         for errand in self._waiting:
             errand.slow()
 
-    # -- questions in order ---------------------------------------------------------------------
-
     def _add(self, errand: _Errand) -> None:
         self._waiting.append(errand)
         self._next()
@@ -227,8 +225,6 @@ class Declarer(ConnectionListener):
         for errand in [self._current, *self._apart]:
             if errand is not None and errand.channel is channel:
                 self._end(errand, 0, why)
-
-    # -- late answers ---------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if not self._watching:
