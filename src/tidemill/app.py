@@ -55,7 +55,7 @@ class Tidemill:
             or ``.git``, in the current folder or a folder above. Without such a file it is in the
             current folder.
         env: an ``lmdb.Environment`` of the caller to store the jobs in, instead of a URL. The
-            ``max_dbs`` of the environment must leave room for 15 databases, whose names begin with
+            ``max_dbs`` of the environment must leave room for 16 databases, whose names begin with
             ``prefix``.
         secret_keys: keys that sign jobs: the first key signs, all keys verify. Without keys no job
             is signed.

@@ -221,6 +221,7 @@ class Runtime:
             broker, self._broker = self._broker, None
             pools = self.threads, self.waiters
             self.threads, self.waiters = _pools()
+        self.inline_jobs = InlineJobs()
         try:
             if broker is not None:
                 broker.close()

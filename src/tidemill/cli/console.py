@@ -78,7 +78,7 @@ class Table:
                 yield Segment(plain + before, style)
                 yield from text.render(console)
                 plain = "" if is_right else " " * (width - text.cell_len)
-            yield Segment(plain, style)
+            yield Segment(plain if number == self.marked else plain.rstrip(), style)
             yield Segment.line()
 
 

@@ -161,7 +161,8 @@ def _module_of(name: str) -> str:
 
 def _packages() -> list[str]:
     root = (getattr(django_settings, "SETTINGS_MODULE", "") or "").partition(".")[0]
-    return [*(config.name for config in apps.get_app_configs()), *([root] if root else [])]
+    names = [*(config.name for config in apps.get_app_configs()), *([root] if root else [])]
+    return [*dict.fromkeys(name for name in names if not name.startswith("django.contrib."))]
 
 
 def _run_with_connections(coroutine: Coroutine[Any, Any, Any]) -> Any:

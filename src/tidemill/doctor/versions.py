@@ -31,6 +31,8 @@ def remedy(problem: str) -> str:
         return "run it once with this release, as the user that owns the tables"
     if "upgrade tidemill" in problem:
         return "pip install --upgrade tidemill, here and on the machines of the workers"
+    if "there is no store in" in problem:
+        return "start a worker, which makes the store, or name another store"
     return "check the url and its server"
 
 

@@ -83,8 +83,8 @@ class When:
 
     def __init__(
         self,
-        *,
         cron: str | None = None,
+        *,
         every: config.Seconds | None = None,
         at: dt.datetime | float | None = None,
         zone: str | zoneinfo.ZoneInfo | None = None,

@@ -150,7 +150,7 @@ class Start(msgspec.Struct, frozen=True):
         if len(names) > TASKS_MOST:
             parts.append(f"and {len(names) - TASKS_MOST:,} more")
         if self.hello.imports:
-            parts.append(f"imported by name: {', '.join(self.hello.imports)}")
+            parts.append(f"and by name: {', '.join(self.hello.imports)}")
         return "; ".join(parts) or "none"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import logging
 from traceback import format_exception
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.client.context import JobContext, job_name, logged_as
@@ -238,14 +239,17 @@ def name_of(error: BaseException) -> str:
 
 
 def _users_part(error: BaseException) -> Any:
-    """The traceback without its first frames, which lie between the worker and the task."""
+    """The traceback without the frames between the worker, the user's middleware and the task."""
     # A TypeError from ``tidemill.django`` still is an error of the task: Django's own backends
     # treat a call that does not fit the task in the same way.
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
-        (*_AROUND_THE_TASK, "tidemill.django")
-    ):
+    trace, kept = error.__traceback__, list[TracebackType]()
+    while trace is not None:
+        ours = (*_AROUND_THE_TASK, "tidemill.django") if not kept else _AROUND_THE_TASK
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith(ours):
+            kept.append(trace)
         trace = trace.tb_next
+    for one in reversed(kept):
+        trace = TracebackType(trace, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return trace or error.__traceback__
 
 

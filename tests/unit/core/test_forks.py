@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,15 +16,20 @@ from tidemill.core import forks
 from tidemill.core.clock import new_id
 
 
+def alone(check: Callable[..., None], *words: str) -> None:
+    """Run a check in a new process.
+
+    A child of a fork in C hangs in Python if another thread was about to take the interpreter lock.
+    """
+    command = [sys.executable, __file__, check.__name__, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def answer_of_child(fork: Callable[[], int], run: Callable[[], list[str]]) -> list[str]:
     """What a function returns in a forked child."""
     near, far = os.pipe()
-    interval = sys.getswitchinterval()
-    # A child in which a thread of the parent waits for the interpreter lock hangs in Python.
-    sys.setswitchinterval(1000)
-    time.sleep(0.01)
     pid = fork()
-    sys.setswitchinterval(interval)
     if not pid:
         try:
             os.write(far, json.dumps(run()).encode())
@@ -42,6 +47,10 @@ FORKS = {"os.fork": os.fork, "in C": ctypes.PyDLL(None).fork}
 
 @pytest.mark.parametrize("fork", FORKS)
 def test_a_forked_child_makes_other_ids(fork: str) -> None:  # case M1
+    alone(child_makes_other_ids, fork)
+
+
+def child_makes_other_ids(fork: str) -> None:
     def ids() -> list[str]:
         return [new_id()[11:] for _ in range(100)]
 
@@ -51,13 +60,15 @@ def test_a_forked_child_makes_other_ids(fork: str) -> None:  # case M1
 
 
 @pytest.mark.parametrize("kind", ["page", "process id"])
-def test_a_child_of_a_fork_in_c_calls_the_hooks_once(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # case M1
+def test_a_child_of_a_fork_in_c_calls_the_hooks_once(kind: str) -> None:  # case M1
+    alone(child_calls_the_hooks_once, kind)
+
+
+def child_calls_the_hooks_once(kind: str) -> None:
     if kind == "process id":
-        monkeypatch.setattr(forks, "mark", forks._ProcessId())
+        forks.mark = forks._ProcessId()
     calls: list[str] = []
-    monkeypatch.setattr(forks, "_hooks", [lambda: calls.append(new_id())])
+    forks._hooks[:] = [lambda: calls.append(new_id())]
 
     def run() -> list[str]:
         threads = [threading.Thread(target=forks.check_fork) for _ in range(4)]
@@ -74,19 +85,24 @@ def test_a_child_of_a_fork_in_c_calls_the_hooks_once(
 
 
 def test_a_child_of_a_visible_fork_has_called_the_hooks() -> None:
+    alone(child_of_a_visible_fork_has_called_the_hooks)
+
+
+def child_of_a_visible_fork_has_called_the_hooks() -> None:
     assert answer_of_child(os.fork, lambda: ["called"] * forks.mark[0]) == ["called"]
 
 
-def test_a_hook_that_raises_stops_no_other_hook_and_none_is_called_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hook_that_raises_stops_no_other_hook_and_none_is_called_again() -> None:
+    alone(hook_that_raises_stops_no_other_hook)
+
+
+def hook_that_raises_stops_no_other_hook() -> None:
     calls: list[str] = []
 
     def broken() -> None:
         raise OSError("no descriptors left")
 
-    hooks = [lambda: calls.append("first"), broken, lambda: calls.append("last")]
-    monkeypatch.setattr(forks, "_hooks", hooks)
+    forks._hooks[:] = [lambda: calls.append("first"), broken, lambda: calls.append("last")]
 
     def run() -> list[str]:
         with pytest.raises(OSError, match="no descriptors left"):
@@ -95,3 +111,7 @@ def test_a_hook_that_raises_stops_no_other_hook_and_none_is_called_again(
         return calls
 
     assert answer_of_child(FORKS["in C"], run) == ["first", "last"]
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
