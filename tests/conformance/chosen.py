@@ -11,6 +11,14 @@ WHOLE = {"memory": QUICK, "lmdb": QUICK, "redis": TEST, "postgresql": TEST, "dja
 ON_RABBITMQ = ("admin", "at_most_once", "features", "leases", "leases_alone", "put", "redelivery")
 """The files that ``make test`` runs on RabbitMQ: jobs and owners, and no clock to move."""
 
+WHOLE_OVER_HTTP = (
+    *("admin", "at_most_once", "features", "interrupted", "job_watch", "leases", "leases_alone"),
+    *("messages", "put", "signals", "task_leases"),
+)
+"""The files that run over HTTP as a whole: owners, leases, wake-ups and broken lines. Of the others
+only the tests in ``OVER_HTTP`` run: the store behind the server decides the rest, and it is LMDB.
+"""
+
 OVER_HTTP = {
     "admin": (
         "a_paused_queue_accepts_and_gives_nothing_out",
@@ -21,9 +29,14 @@ OVER_HTTP = {
     "alter": (
         "a_full_queue_takes_no_more_and_a_job_that_leaves_makes_room",
         "a_job_that_waits_for_others_needs_no_room",
+        "a_store_that_departs_alters_nothing",
     ),
     "features": ("the_features_are_those_of_the_table",),
-    "history": ("rows_are_read_by_kind_span_time_and_name_in_order",),
+    "history": (
+        "kinds_with_rows_are_listed",
+        "rows_are_read_by_kind_span_time_and_name_in_order",
+    ),
+    "keys": ("replace_of_a_running_job_becomes_its_successor",),
     "leases": ("each_report_of_progress_replaces_the_text_of_the_one_before",),
     "limit_holds": (
         "an_error_of_the_block_goes_before_a_lost_place",
@@ -34,6 +47,7 @@ OVER_HTTP = {
         "a_lease_that_may_have_run_refunds_no_token",
         "a_moved_job_does_not_change_a_limit_that_is_known",
         "a_queue_that_fails_in_a_row_pauses_probes_and_opens_again",
+        "a_ready_job_has_a_place_behind_the_jobs_of_its_key",
         "limits_report_the_limit_of_a_job_and_its_opening_time",
     ),
     "notes": ("of_two_writers_the_first_replaces_a_note",),
@@ -77,6 +91,11 @@ OVER_HTTP = {
 }
 """The tests that ``make test`` runs over HTTP, by file. Together they send each call of the
 contract, each field of its messages and each error once."""
+
+
+def proves_more(kind: Kind, file: str, test: str) -> bool:
+    """Whether something can break in a test on this broker that cannot break on the others."""
+    return not kind.served or file in WHOLE_OVER_HTTP or test in OVER_HTTP.get(file, ())
 
 
 def tier_of_kind(kind: Kind, file: str, test: str) -> str:

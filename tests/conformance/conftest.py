@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_driver import LiveOwner, check_counts
-from chosen import tier_of_kind
+from chosen import proves_more, tier_of_kind
 from kinds import KINDS, STILL, Clock, Kind
 from servers import forget_served
 from test_contract_features import FEATURES
@@ -35,19 +35,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_left_out(item: pytest.Item) -> bool:
         kinds = kinds_of(item)
-        return len(kinds) > 1 and not any(kind.name == "lmdb" for kind in kinds)
+        if len(kinds) > 1 and not any(kind.name == "lmdb" for kind in kinds):
+            return True
+        return not all(proves_more(kind, *names_of(item)) for kind in kinds)
 
     left_out = [item for item in items if is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not is_left_out(item)]
     for item in items:
         if kinds := kinds_of(item):
-            file, test = item.path.stem.removeprefix("test_contract_"), item.name.partition("[")[0]
-            names = file, test.removeprefix("test_")
+            names = names_of(item)
             tier = latest(tier_of(item), *(tier_of_kind(kind, *names) for kind in kinds))
             marks = [mark for mark, (runs, _) in MARKS.items() if runs == tier]
             for mark in marks:
                 item.add_marker(mark, append=False)
+
+
+def names_of(item: pytest.Item) -> tuple[str, str]:
+    """The names of the file and the test, as ``chosen.py`` writes them."""
+    test = item.name.partition("[")[0].removeprefix("test_")
+    return item.path.stem.removeprefix("test_contract_"), test
 
 
 def kinds_of(item: pytest.Item) -> list[Kind]:

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from chosen import ON_RABBITMQ, OVER_HTTP
+from chosen import ON_RABBITMQ, OVER_HTTP, WHOLE_OVER_HTTP
 from tiers import FOLDERS
 
 TESTS = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ def test_tests_chosen_for_a_broker_are_there() -> None:
         path.stem.removeprefix("test_contract_"): path.read_text()
         for path in contract.glob("test_contract_*.py")
     }
-    assert set(ON_RABBITMQ) <= set(texts)
+    assert {*ON_RABBITMQ, *WHOLE_OVER_HTTP} <= set(texts)
     names = {(file, name) for file, names in OVER_HTTP.items() for name in names}
     assert [each for each in names if f"\ndef test_{each[1]}(" not in texts[each[0]]] == []
 
