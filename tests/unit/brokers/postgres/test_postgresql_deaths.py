@@ -1,11 +1,10 @@
-"""Which owners are dead, slow or cut off: the table in brokers/shared/owners.py."""
+"""Leases of owners on other machines: who is slow, cut off or gone (brokers/shared/owners.py)."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from tidemill.brokers.postgres.broker import PostgresBroker
 from tidemill.brokers.shared.owners import Row
 from tidemill.core.clock import new_id
 from tidemill.core.job import Command, Owner, State
-from tidemill.core.retry import ENDLESS
-from tidemill.core.scoreboard import Scoreboard
 
 LEASE = 2.0
 
@@ -81,33 +78,6 @@ def sleeps_until(broker: Broker, holds: object, seconds: float = 20.0) -> float:
         broker.wait("me", 20)
         broker.exchange(Step("me"))
     return time.monotonic() - began
-
-
-@pytest.mark.parametrize("url", [300.0], indirect=True)
-@pytest.mark.parametrize("kind", ["worker", "consumer"])
-def test_a_dead_owner_on_this_machine_is_known_at_once(
-    broker: Broker, url: str, tmp_path: Path, kind: str
-) -> None:
-    # laws 5, 6, case T10
-    task = "t" if kind == "worker" else ""
-    broker.put([job(id=name, task=task, retries=ENDLESS) for name in ("ran", "held")])
-    mortal = Mortal(url, tmp_path, kind)
-    try:
-        if kind == "worker":
-            board = Scoreboard(mortal.board, 4)
-            board.claim(mortal.id)
-            board.start(0, mortal.tokens[0], 1, time.time(), 0.0)
-        broker.attach(Owner(id="me", name="me", host="here"))
-        threading.Timer(0.3, mortal.kill).start()
-        took = sleeps_until(broker, lambda: broker.get("ran").state is State.READY)
-        assert took < 15  # nothing but the death ends a wait before 20 s
-    finally:
-        mortal.close()
-    counted = 1 if kind == "consumer" else 0
-    assert [broker.get(i).attempt for i in ("ran", "held")] == [1, counted]
-    why = "worker mortal died with its processes" if kind == "worker" else "its consumer died"
-    assert broker.get("ran").attempts[0].error == why
-    assert [owner.id for owner in broker.owners()] == ["me"]
 
 
 def test_a_far_owner_is_given_up_after_its_lease(broker: Broker, url: str, tmp_path: Path) -> None:
@@ -208,35 +178,6 @@ def test_a_server_that_was_silent_leaves_owners_a_lease_to_come_back(
         assert broker._owners.reap() == 0
     finally:
         mortal.close()
-
-
-def test_a_forked_child_keeps_nobody_alive(broker: Broker, url: str) -> None:
-    # law 5, case T12: a child of a consumer's outlives it
-    process = start(
-        url,
-        """
-        broker.attach(Owner(id="parent", kind="consumer", name="parent", host="here"))
-        take("parent", messages=True)
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(60)
-        say(pid)
-        time.sleep(60)
-        """,
-    )
-    broker.put([job(id="one", task="")])
-    try:
-        child = int(process.stdout.readline())
-        broker.attach(Owner(id="me", name="me", host="here"))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
-        sleeps_until(broker, lambda: broker.get("one").state is State.READY, 10)
-        os.kill(child, signal.SIGKILL)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.stdin.close()
-        process.stdout.close()
 
 
 def test_a_forked_child_may_go_on_with_connections_of_its_own(broker: Broker) -> None:

@@ -1,7 +1,8 @@
-"""Owners that count as dead on Redis, without a lease that runs out: brokers/shared/owners.py."""
+"""Owners that count as dead without a lease that runs out: brokers/shared/owners.py."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,18 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from servers import redis_url
+from servers import NETWORK
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.redis.broker import RedisBroker
+from tidemill.brokers.registry import open_broker
 from tidemill.brokers.shared.owners import Row
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner, Record, State
 from tidemill.core.retry import ENDLESS
 from tidemill.core.scoreboard import Scoreboard
+
+pytestmark = pytest.mark.everyday
 
 HERE = socket.gethostname()
 
@@ -41,7 +45,7 @@ want = Want(2, tasks=kind == "worker", messages=kind == "consumer")
 leases = broker.exchange(Step(me, want=want)).leases
 if os.environ.get("FORKS") and os.fork() == 0:
     os.setpgid(0, 0)
-    os.write(1, b"%d\n" % os.getpid())
+    os.write(1, b"-%d\n" % os.getpid())
     time.sleep(60)
     os._exit(0)
 os.write(1, (" ".join(str(lease.token) for lease in leases) + "\n").encode())  # as one
@@ -49,9 +53,15 @@ sys.stdin.readline()
 """
 
 
+@pytest.fixture(params=["redis", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    return NETWORK[request.param](f"t{new_id()}") + "&owner_lease=3600"
+
+
 @pytest.fixture
-def url() -> str:
-    return f"{redis_url()}?prefix=t{new_id()}&owner_lease=3600"
+def broker(url: str) -> Iterator[Any]:
+    with contextlib.closing(open_broker(url)) as broker:
+        yield broker
 
 
 class Mortal:
@@ -95,23 +105,23 @@ def mortal(url: str, tmp_path: Path) -> Iterator[Callable[..., Mortal]]:
         one.close()
 
 
-def put(broker: RedisBroker, *ids: str, task: str = "t") -> None:
+def put(broker: Any, *ids: str, task: str = "t") -> None:
     broker.put([Envelope(id=job_id, task=task, ttr=600.0, retries=ENDLESS) for job_id in ids])
 
 
-def get(broker: RedisBroker, job_id: str) -> Record:
+def get(broker: Any, job_id: str) -> Record:
     record = broker.get(job_id)
     assert record is not None
     return record
 
 
-def me(broker: RedisBroker) -> None:
+def me(broker: Any) -> None:
     broker.attach(Owner(id="me", name="me", host=HERE))
     broker.exchange(Step("me"))
     broker.wait("me", 0)  # it watches who is there
 
 
-def sleeps_until(broker: RedisBroker, holds: Callable[[], bool]) -> None:
+def sleeps_until(broker: Any, holds: Callable[[], bool]) -> None:
     """Wait as an owner, until something holds; nothing but a death ends the sleep so soon."""
     began = time.monotonic()
     while not holds():
@@ -123,7 +133,7 @@ def sleeps_until(broker: RedisBroker, holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("kind", ["worker", "consumer"])
 @pytest.mark.parametrize("first", ["me", "it"])
 def test_a_dead_owner_on_this_machine_is_known_at_once(
-    broker: RedisBroker, mortal: Callable[..., Mortal], kind: str, first: str
+    broker: Any, mortal: Callable[..., Mortal], kind: str, first: str
 ) -> None:
     # laws 5, 6, case T10
     put(broker, "ran", "held", task="t" if kind == "worker" else "")
@@ -149,7 +159,7 @@ def test_a_dead_owner_on_this_machine_is_known_at_once(
 
 
 def test_an_owner_that_died_unwatched_is_found_by_the_next_owner(
-    broker: RedisBroker, mortal: Callable[..., Mortal]
+    broker: Any, mortal: Callable[..., Mortal]
 ) -> None:
     # law 5
     put(broker, "one")
@@ -161,8 +171,9 @@ def test_an_owner_that_died_unwatched_is_found_by_the_next_owner(
     assert get(broker, "one").state is State.READY
 
 
+@pytest.mark.parametrize("url", ["redis"], indirect=True)
 def test_an_owner_of_another_machine_is_left_to_its_lease(
-    broker: RedisBroker, mortal: Callable[..., Mortal]
+    broker: Any, mortal: Callable[..., Mortal]
 ) -> None:
     # law 5: also when it shares a folder with this one
     put(broker, "one")
@@ -174,9 +185,7 @@ def test_an_owner_of_another_machine_is_left_to_its_lease(
     assert get(broker, "one").state is State.RUNNING
 
 
-def test_an_owner_that_is_slow_is_not_dead(
-    broker: RedisBroker, mortal: Callable[..., Mortal]
-) -> None:
+def test_an_owner_that_is_slow_is_not_dead(broker: Any, mortal: Callable[..., Mortal]) -> None:
     # law 5
     put(broker, "one")
     slow = mortal()
@@ -188,13 +197,11 @@ def test_an_owner_that_is_slow_is_not_dead(
     os.kill(slow.process.pid, signal.SIGCONT)
 
 
-def test_a_forked_child_keeps_nobody_alive(
-    broker: RedisBroker, mortal: Callable[..., Mortal]
-) -> None:
+def test_a_forked_child_keeps_nobody_alive(broker: Any, mortal: Callable[..., Mortal]) -> None:
     # law 5, case Q12
     put(broker, "one", task="")
     dying = mortal("consumer", FORKS="1")
-    child = max(dying.hear() + dying.hear())  # the other is a token
+    child = -min(dying.hear() + dying.hear())  # the other is a token
     try:
         me(broker)
         dying.kill()
@@ -203,7 +210,7 @@ def test_a_forked_child_keeps_nobody_alive(
         os.kill(child, signal.SIGKILL)
 
 
-def test_an_owner_that_attached_again_is_not_buried(broker: RedisBroker) -> None:
+def test_an_owner_that_attached_again_is_not_buried(broker: Any) -> None:
     # law 4: it was found dead, and has attached since
     me(broker)
     put(broker, "one")
