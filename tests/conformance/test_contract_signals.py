@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bytecodes import SIGNAL, At
-from kinds import KINDS, Kind
+from kinds import Kind
 
 import tidemill
 from tidemill.brokers.contract.broker import Broker
@@ -35,18 +35,14 @@ def every_of(broker: Broker) -> int:
     return 10 * EVERY if broker.url.startswith("django:") else EVERY
 
 
-pytestmark = pytest.mark.full("postgresql", "rabbitmq", "http")  # thousands of puts each
-# LMDB has tests of its own, step by step (unit/core/test_signal_handlers.py).
-OTHERS = [kind for kind in KINDS if kind.name != "lmdb"]
+pytestmark = [
+    pytest.mark.full("postgresql", "rabbitmq", "http"),  # thousands of puts each
+    pytest.mark.everyday("lmdb"),
+]
 
 
 class Alarm(TimeoutError):
     """What a timeout by ``signal.alarm`` raises: an OSError, as of a socket."""
-
-
-@pytest.fixture(params=OTHERS, ids=lambda kind: kind.name)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return request.param
 
 
 @pytest.fixture
@@ -202,8 +198,14 @@ def test_a_handler_may_enqueue_at_any_bytecode_of_a_put(
 
     enqueue()
     handler[0] = enqueue
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, SIGNAL)}
+
+    def check(at: At) -> None:
+        found = {number: signal.getsignal(number) for number in handlers}
+        assert found == handlers, f"a handler is not put back after {at.where}"
+
     # when
-    steps = at_every_step(enqueue, lambda _: None, every_of(broker))
+    steps = at_every_step(enqueue, check, every_of(broker))
     # then all is stored, that of the handler too
     assert len(put) == 2 * steps + 2
     ids = taken(broker, len(put))

@@ -1,4 +1,4 @@
-"""Signal handlers that raise or enqueue, at every bytecode of a put, an exchange and a get."""
+"""Signal handlers that raise at every bytecode of a get, or enqueue during a wait, on LMDB."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from lmdb_desk import Gate, ids, in_threads, job, join
 
 import tidemill
 from tidemill import Tidemill
-from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.lmdb.broker import LmdbBroker
 from tidemill.brokers.registry import open_broker
-from tidemill.core.clock import new_id
-from tidemill.core.job import Owner
 
 pytestmark = pytest.mark.everyday
 
@@ -75,36 +72,6 @@ def others_can_write(broker: LmdbBroker) -> Callable[[At], None]:
     return check
 
 
-def test_a_handler_that_raises_at_any_bytecode_of_a_put_blocks_nobody(
-    url: str, handler: list[Callable[[], None]]
-) -> None:
-    # given
-    broker = open_broker(url)
-    tried: list[str] = []
-
-    def put() -> None:
-        tried.append(new_id())
-        broker.put([job(id=tried[-1])])
-
-    # when, then
-    steps = at_every_step(put, others_can_write(broker))
-    assert steps > 200
-    # and each interrupted put is stored once or not at all
-    assert sum(row.accepted for row in broker.stats()) == len(ids(broker))
-    broker.close()
-
-
-def test_a_handler_that_raises_at_any_bytecode_of_an_exchange_blocks_nobody(
-    url: str, handler: list[Callable[[], None]]
-) -> None:
-    broker = open_broker(url)
-    broker.attach(Owner(id="o", name="w"))
-    broker.put([job()])
-    step = Step("o", want=Want(1))
-    assert at_every_step(lambda: broker.exchange(step), others_can_write(broker)) > 200
-    broker.close()
-
-
 def test_a_handler_that_raises_at_any_bytecode_of_a_get_blocks_nobody(
     url: str, handler: list[Callable[[], None]]
 ) -> None:
@@ -120,36 +87,6 @@ def test_a_handler_that_raises_at_any_bytecode_of_a_get_blocks_nobody(
             assert queue.get(timeout=10) is not None, f"nobody can get after {at.where}"
 
         assert at_every_step(lambda: queue.get(timeout=0), check) > 200
-
-
-def test_a_handler_may_enqueue_at_any_bytecode_of_a_put(
-    url: str, handler: list[Callable[[], None]]
-) -> None:
-    # given
-    broker = open_broker(url)
-    put = [0, 0]
-
-    def enqueue() -> None:
-        put[1] += 1
-        broker.put([job()])
-
-    def call() -> None:
-        put[0] += 1
-        broker.put([job()])
-
-    handler[0] = enqueue
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, SIGNAL)}
-
-    def check(at: At) -> None:
-        found = {number: signal.getsignal(number) for number in handlers}
-        assert found == handlers, f"a handler is not put back after {at.where}"
-
-    # when
-    steps = at_every_step(call, check)
-    # then all is stored, that of the handler too
-    assert put[1] == steps > 200
-    assert len(ids(broker)) == sum(put)
-    broker.close()
 
 
 def test_a_handler_may_enqueue_while_its_thread_waits_for_a_commit(
