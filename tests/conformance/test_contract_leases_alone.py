@@ -1,4 +1,4 @@
-"""The laws as far as leases show them, in real time, also on a broker without inspection."""
+"""The laws as far as leases show them, in real time; most for a broker without inspection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.moving_clock
 WITHOUT_A_CLOCK = pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if not kind.fake], ids=lambda kind: kind.name
 )
-"""On the other brokers, other files prove what takes long here."""
+"""On the other brokers, other files prove the same by a clock that the test moves."""
 
 SOON = 0.15
 """A delay in seconds, which the tests really wait for."""
@@ -24,6 +24,7 @@ SOON = 0.15
 ENDS = [Outcome.SUCCESS, Outcome.FAIL, Outcome.CANCELLED, Outcome.EXPIRED]
 
 
+@WITHOUT_A_CLOCK
 @pytest.mark.parametrize("end", ENDS)
 def test_an_ended_job_is_never_leased_again(
     broker: Broker, worker: LiveOwner, end: Outcome
@@ -38,6 +39,7 @@ def test_an_ended_job_is_never_leased_again(
     assert LiveOwner(broker, "w2").take() == []
 
 
+@WITHOUT_A_CLOCK
 @pytest.mark.parametrize("later", list(Outcome))
 def test_a_lost_lease_changes_nothing(broker: Broker, worker: LiveOwner, later: Outcome) -> None:
     # law 4, case S4
@@ -55,6 +57,7 @@ def test_a_lost_lease_changes_nothing(broker: Broker, worker: LiveOwner, later: 
     assert worker.take() == []
 
 
+@WITHOUT_A_CLOCK
 def test_retries_are_counted_and_finite(broker: Broker, worker: LiveOwner) -> None:
     # law 7, case T3: retries=2 means exactly 3 runs
     broker.put([job(retries=2)])
@@ -65,6 +68,7 @@ def test_retries_are_counted_and_finite(broker: Broker, worker: LiveOwner) -> No
     assert worker.take() == []
 
 
+@WITHOUT_A_CLOCK
 def test_a_released_job_stays_in_its_first_attempt(broker: Broker, worker: LiveOwner) -> None:
     # law 6
     broker.put([job(retries=0)])
@@ -121,16 +125,7 @@ def test_high_comes_before_normal_before_low(broker: Broker, worker: LiveOwner, 
     assert taken == ids_of([*jobs[2::3], *jobs[1::3], *jobs[0::3]])
 
 
-def test_one_queue_is_emptied_before_the_next(broker: Broker, worker: LiveOwner) -> None:
-    # law 10, case Q15
-    jobs = [job(queue) for queue in "cab" * 4]
-    broker.put(jobs)
-    taken = [
-        worker.await_all(1, queues=("a", "b", "c"), mode=Mode.STRICT)[0].open().queue for _ in jobs
-    ]
-    assert "".join(taken) == "aaaabbbbcccc"
-
-
+@WITHOUT_A_CLOCK
 @pytest.mark.parametrize("queues", [("a", "b", "c"), ()])
 def test_no_queue_is_starved(broker: Broker, worker: LiveOwner, queues: tuple[str, ...]) -> None:
     # law 10
@@ -150,6 +145,7 @@ def test_no_queue_is_starved(broker: Broker, worker: LiveOwner, queues: tuple[st
     assert min(served.count(queue) for queue in "abc") >= 7
 
 
+@WITHOUT_A_CLOCK
 def test_a_released_job_returns_to_the_front(broker: Broker, worker: LiveOwner) -> None:
     # law 10
     jobs = [job() for _ in range(6)]
@@ -204,6 +200,7 @@ def test_a_message_may_be_taken_so_often_and_no_more(broker: Broker, consumer: L
     assert consumer.take() == []
 
 
+@WITHOUT_A_CLOCK
 def test_a_held_retry_is_nobodys_before_the_second_verdict(
     broker: Broker, worker: LiveOwner
 ) -> None:
@@ -218,6 +215,7 @@ def test_a_held_retry_is_nobodys_before_the_second_verdict(
     assert worker.await_all(1)[0].attempt == 2
 
 
+@WITHOUT_A_CLOCK
 def test_a_held_last_attempt_is_the_end(broker: Broker, worker: LiveOwner) -> None:
     # law 8
     broker.put([job(retries=0)])
@@ -227,6 +225,7 @@ def test_a_held_last_attempt_is_the_end(broker: Broker, worker: LiveOwner) -> No
     assert worker.take() == []
 
 
+@WITHOUT_A_CLOCK
 def test_an_expired_job_is_not_leased(broker: Broker, worker: LiveOwner) -> None:
     # case T14
     broker.put([job(expires=0.1), job(expires=0.1, delay=0.2), job("now", expires=30.0)])
@@ -235,6 +234,7 @@ def test_an_expired_job_is_not_leased(broker: Broker, worker: LiveOwner) -> None
     assert worker.take() == []
 
 
+@WITHOUT_A_CLOCK
 def test_followers_come_with_the_end_of_the_first(broker: Broker, worker: LiveOwner) -> None:
     # law 3
     first, second, third = job(), job("other"), job()
@@ -245,6 +245,7 @@ def test_followers_come_with_the_end_of_the_first(broker: Broker, worker: LiveOw
     assert {lease.open().id for lease in worker.await_all(2)} == {second.id, third.id}
 
 
+@WITHOUT_A_CLOCK
 def test_a_released_job_goes_to_another_owner(broker: Broker, worker: LiveOwner) -> None:
     # nothing that was handed out in advance stays with who has stopped to ask
     jobs = [job() for _ in range(8)]
