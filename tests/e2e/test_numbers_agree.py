@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 
 import pytest
-from harness import Place, eventually
+from harness import Place
 from prometheus_client.parser import text_string_to_metric_families
 from servers.http import JobServer
 
@@ -135,26 +134,3 @@ def test_metrics_need_a_viewer_unless_they_are_public(place: Place, public: bool
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     finally:
         server.close()
-
-
-def test_a_killed_worker_leaves_rows_that_agree_with_the_queue(place: Place) -> None:
-    # given workers that are killed in the middle of their work, twice
-    place.write("@mill.task\ndef work(n):\n    time.sleep(0.002)\n")
-    jobs = place.enqueue_many("work", [(n,) for n in range(400)])
-
-    def done() -> int:
-        return place.mill.queues()[0].succeeded
-
-    for part in (100, 200):
-        worker = place.worker(slots=2)
-        eventually(lambda part=part: done() >= part, f"{part} jobs have succeeded")
-        worker.send(signal.SIGKILL)
-        worker.wait()
-    # when another worker has done the rest
-    worker = place.worker(slots=2)
-    place.finish(jobs)
-    assert worker.stop() == 0
-    # then each job that succeeded is in the rows, at most once; a kill loses the rows of one step
-    (queue,), (task,) = place.mill.queues(), place.mill.history.tasks()
-    assert queue.succeeded == 400
-    assert 200 < task.succeeded <= 400

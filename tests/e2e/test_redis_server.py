@@ -19,7 +19,7 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Outcome, Owner, State, Verdict
-from tidemill.errors import BrokerUnavailable, ResultNotKept, StoreFull
+from tidemill.errors import BrokerUnavailable, StoreFull
 
 APP = """
 @mill.task(retries=Retries(3, delay=0))
@@ -27,13 +27,6 @@ def brief(n): begin(); time.sleep(0.02); end(); return n
 
 @mill.task
 def silent(n): pass
-
-@mill.task
-def give(size):
-    begin()
-    while not os.path.exists(HERE + "/go"):
-        time.sleep(0.01)
-    return b"x" * size
 
 @mill.task
 def waits():
@@ -49,9 +42,7 @@ def start() -> Iterator[Callable[..., Redis]]:
     with contextlib.ExitStack() as stack:
 
         def start_one(*options: str, durable: bool = False) -> Redis:
-            server = Redis(*options, durable=durable)
-            stack.callback(server.close)
-            return server
+            return stack.enter_context(contextlib.closing(Redis(*options, durable=durable)))
 
         yield start_one
 
@@ -187,34 +178,6 @@ def test_a_full_server_refuses_puts_and_settles_what_is_there(
     place.worker(slots=8)
     eventually(lambda: len(place.records()) < count - 100, "it drains", 60)
     eventually(lambda: accepts(place), "puts are accepted again", 60)
-
-
-@pytest.mark.everyday
-def test_a_full_server_keeps_outcomes_without_results(
-    start: Callable[..., Redis], place_on: Callable[[str], Place]
-) -> None:
-    # laws 15, 16
-    server = start("--maxmemory", "6mb")
-    place = place_on(f"{server.url}?patience=0")
-    worker = place.worker(slots=20).wait_ready()
-    small = place.enqueue_many("give", [(10,)] * 60)
-    large = place.enqueue_many("give", [(100_000,)] * 60)
-    place.wait_notes("begin", 20)
-    while accepts(place, 100) or accepts(place):
-        pass
-    # when jobs end that return more than the server has room for
-    (place.path / "go").touch()
-    # then the worker settles them all, without what there is no room for
-    records = place.finish([*small, *large])
-    assert {(record.state, record.attempt) for record in records} == {(State.SUCCEEDED, 1)}
-    for job in large:
-        with pytest.raises(ResultNotKept):
-            job.result(0)
-    # and the log says so once
-    worker.wait_line("results are not kept")
-    assert worker.stop() == 0
-    assert worker.output.count("results are not kept") == 1
-    check_counters(place)
 
 
 def test_a_full_server_refuses_a_step_once_however_many_results_it_has(

@@ -9,66 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Place, eventually, open_place
+from harness import Place, open_place
 
-from tidemill import ResultTimeout, Tidemill
+from tidemill import Tidemill
 from tidemill.core.clock import clock, new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import State
-from tidemill.core.retry import Retries
 from tidemill.errors import ResultNotKept
 
 pytestmark = pytest.mark.everyday
 
 S = State
-
-
-def test_kinds_of_tasks_and_falsy_results(place: Place) -> None:  # case T1
-    place.write(
-        """
-        @dataclasses.dataclass
-        class Point:
-            x: int
-            y: int
-
-            @mill.task
-            def shifted(self, by: int) -> Point:
-                return Point(self.x + by, self.y + by)
-
-        @mill.task
-        def length(p: Point) -> int:
-            return p.x + p.y
-
-        @mill.task
-        def echo(value):
-            return value
-
-        @mill.task
-        async def later(value):
-            await asyncio.sleep(0.01)
-            return value
-        """,
-        allow_imports=["math.*"],
-    )
-    jobs = {
-        "dataclass": place.enqueue("length", place.module.Point(1, 2)),
-        "method": place.module.Point(1, 2).shifted.enqueue(3),
-        "dotted": place.mill.enqueue("math.copysign", 2, -2),
-        "async": place.enqueue("later", [1, 2]),
-        "list": place.enqueue("echo", []),
-        "zero": place.enqueue("echo", 0),
-        "text": place.enqueue("echo", ""),
-        "none": place.enqueue("echo", None),
-    }
-    with pytest.raises(ResultTimeout):  # no result yet is none of the falsy ones
-        jobs["none"].result(timeout=0)
-    place.worker()
-    place.finish(jobs.values())
-    assert jobs["dataclass"].result() == 3
-    assert jobs["method"].result() == place.module.Point(4, 5)
-    assert jobs["dotted"].result() == -2.0
-    assert jobs["async"].result() == [1, 2]
-    assert [jobs[name].result() for name in ("list", "zero", "text", "none")] == [[], 0, "", None]
 
 
 def test_unknown_task_and_surplus_argument(place: Place) -> None:  # case T2
@@ -251,78 +202,6 @@ def test_context_is_the_jobs_own(place: Place, slots: int) -> None:  # case T19
         assert f"here is {job.id}" in worker.output
 
 
-def test_middleware_is_one_onion(place: Place) -> None:
-    place.write(
-        """
-        def outer(call_next, context):
-            note("in", "outer", context.task.split(".")[-1])
-            value = call_next()
-            return value
-
-        async def middle(call_next, context):
-            note("in", "middle")
-            value = await call_next()
-            note("out", "middle")
-            return value + ["middle"]
-
-        def inner(call_next, context):
-            context.state["seen"] = 1
-            note("in", "inner")
-            return call_next()
-
-        mill.middleware = (outer, middle, inner)
-
-        @mill.task
-        def sync(a):
-            note("run", this_job().state["seen"])
-            return [a]
-        @mill.task
-        async def coro(a):
-            await asyncio.sleep(0)
-            note("run", this_job().state["seen"])
-            return [a]
-        """
-    )
-    place.worker(slots=2).wait_ready()
-    for name in ("sync", "coro"):
-        before = len(place.notes())
-        (done,) = place.finish([job := place.enqueue(name, 7, retries=0)])
-        assert done.state is S.SUCCEEDED, done.attempts
-        assert job.result() == [7, "middle"]
-        assert place.notes()[before:] == [
-            f"in outer {name}", "in middle", "in inner", "run 1", "out middle",
-        ]  # fmt: skip
-        (record,) = place.finish([place.mill.enqueue(place.task(name), 1, 2)])
-        assert record.state is S.FAILED
-        assert "do not fit" in record.error
-
-
-def test_progress_and_log_are_seen_while_it_runs(place: Place) -> None:
-    place.write(
-        """
-        @mill.task
-        def works():
-            job = this_job()
-            for i in range(2000):
-                job.progress(i + 1, 2000)
-            job.log("half way")
-            while not os.path.exists(HERE + "/go"):
-                time.sleep(0.01)
-            job.log("done")
-        """
-    )
-    place.worker().wait_ready()
-    job = place.enqueue("works")
-    eventually(lambda: job.refresh().log, "the log line")
-    record = job.refresh()
-    assert record.state is S.RUNNING
-    assert record.progress == (2000.0, 2000.0)
-    assert [line for _, line in record.log] == ["half way"]
-    (place.path / "go").touch()
-    place.finish([job])
-    assert [line for _, line in job.record.log] == ["half way", "done"]
-
-
 def test_imports_that_break(place: Place) -> None:
     place.write("", allow_imports=["bad_*"])
     (place.path / "bad_value.py").write_text("raise ValueError('at import')")
@@ -345,16 +224,6 @@ def test_a_users_module_may_have_the_name_of_one_of_pythons(place: Place) -> Non
     )
     assert done.returncode == 0, done.stderr.decode()
     assert job.result(0) == 1
-
-
-def test_backoff_is_jittered_and_capped() -> None:  # case T5
-    from tidemill.core.retry import backoff
-
-    policy = Retries(10, delay=1.0, factor=2.0, cap=5.0)
-    drawn = [backoff(policy, attempt) for attempt in (1, 2, 3, 9, 1000) for _ in range(300)]
-    assert max(drawn) <= 5.0
-    assert len(set(drawn)) > 1000
-    assert max(drawn[:300]) <= 1.0 < max(drawn[300:600]) <= 2.0
 
 
 def test_one_bad_job_takes_nobody_with_it(place: Place) -> None:  # law 16

@@ -145,18 +145,6 @@ def test_a_single_time_ends(desk: Desk) -> None:  # case C7
     assert [*desk.mill.schedules] == []
 
 
-def test_two_workers_with_the_same_schedule_fire_it_once(desk: Desk) -> None:  # case C7
-    desk.mill.schedules.add("s", desk.mill.call("tick"), every=60)
-    desk.now += 60
-    first = desk.broker.exchange(Step("w1", fires=5)).schedules
-    desk.now += 2  # it is slow, and taken for dead
-    second = desk.broker.exchange(Step("w2", fires=5)).schedules
-    assert first == second
-    desk.firing.fire(desk.broker, second)
-    desk.firing.fire(desk.broker, first)
-    assert desk.times() == [60]
-
-
 def test_a_schedule_paused_meanwhile_does_not_fire(desk: Desk) -> None:
     desk.mill.schedules.add("s", desk.mill.call("tick"), every=60, catch_up=True)
     desk.now += 60
