@@ -30,6 +30,7 @@ import psutil
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.brokers.registry import open_broker
 from tidemill.core.job import Record, State
 from tidemill.doctor.examine import examine as doctor
 
@@ -470,3 +471,8 @@ def open_place(path: Path, url: str = "") -> Iterator[Place]:
         yield place
     finally:
         place.close()
+
+
+def opened(stack: contextlib.ExitStack, url: str) -> Any:
+    """A broker that the stack closes."""
+    return stack.enter_context(contextlib.closing(open_broker(url)))

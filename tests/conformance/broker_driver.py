@@ -115,9 +115,13 @@ class LiveOwner:
 
 
 def state(broker: Broker, job_id: str) -> State:
+    return shown(broker, job_id).state
+
+
+def shown(broker: Broker, job_id: str) -> Record:
     record = broker.get(job_id)
     assert record is not None, f"{job_id} is gone"
-    return record.state
+    return record
 
 
 def everything(broker: Broker, what: Filter | None = None, limit: int = 7) -> list[Record]:

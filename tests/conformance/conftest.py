@@ -15,6 +15,7 @@ from servers import forget_served
 from test_contract_features import FEATURES
 from tiers import MARKS, latest, tier_of
 
+from tidemill import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.registry import open_broker
@@ -135,6 +136,15 @@ def open_store(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
 @pytest.fixture
 def broker(clock: Clock, open_store: Callable[..., Broker]) -> Broker:
     return open_store()
+
+
+@pytest.fixture
+def mill(broker: Broker, kind: Kind, tmp_path: Path) -> Iterator[Tidemill]:
+    """An app on the broker's store; in memory it is the broker itself."""
+    with Tidemill(kind.store_url(tmp_path)) as mill:
+        if kind.name == "memory":
+            mill.runtime._broker = broker  # type: ignore[assignment]
+        yield mill
 
 
 @pytest.fixture

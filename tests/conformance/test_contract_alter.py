@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker_driver import LiveOwner, ids_of, job, message, state
+from broker_driver import LiveOwner, ids_of, job, message, shown, state
 from kinds import Clock
 from test_contract_admin import in_every_state
 
@@ -18,7 +18,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.envelope import JobLimit, LimitSettings, Links, rank_of
-from tidemill.core.job import Outcome, Record, State
+from tidemill.core.job import Outcome, State
 from tidemill.core.retry import RetryPolicy
 from tidemill.errors import QueueFull, StoreMoved
 
@@ -26,12 +26,6 @@ WAITS = (State.WAITING, State.SCHEDULED, State.READY)
 URGENT = rank_of(9)
 
 pytestmark = pytest.mark.needs(Feature.ALTER)
-
-
-def shown(broker: Broker, job_id: str) -> Record:
-    record = broker.get(job_id)
-    assert record is not None
-    return record
 
 
 def sizes(broker: Broker) -> dict[str, int]:

@@ -63,15 +63,6 @@ class Rows:
 
 
 @pytest.fixture
-def mill(broker: Broker, kind: Kind, tmp_path: Path) -> Iterator[Tidemill]:
-    """An app on the broker's store; in memory it is the broker itself."""
-    with Tidemill(kind.store_url(tmp_path)) as mill:
-        if kind.name == "memory":
-            mill.runtime._broker = broker  # type: ignore[assignment]
-        yield mill
-
-
-@pytest.fixture
 def rows(kind: Kind, tmp_path: Path, mill: Tidemill) -> Rows:
     return Rows(kind, tmp_path, mill)
 

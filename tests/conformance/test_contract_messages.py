@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from broker_driver import LiveOwner, message
-from kinds import Kind
 
 from tidemill import Message, Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Want
 from tidemill.core.envelope import Envelope
-
-
-@pytest.fixture
-def mill(broker: Broker, kind: Kind, tmp_path: Path) -> Iterator[Tidemill]:
-    """An app on the broker's store; in memory it is the broker itself."""
-    with Tidemill(kind.store_url(tmp_path)) as mill:
-        if kind.name == "memory":
-            mill.runtime._broker = broker  # type: ignore[assignment]
-        yield mill
 
 
 def taken(mill: Tidemill, count: int, queue: str = "q") -> list[Message]:

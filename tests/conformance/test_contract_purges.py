@@ -17,13 +17,10 @@ from tidemill.core.envelope import JobLimit, LimitSettings, Links
 from tidemill.core.job import Outcome, Placed, Put, RunOn, State, is_of_purge, purged
 from tidemill.errors import InvalidOption
 
+pytestmark = pytest.mark.needs(Feature.INSPECT)
+
 READY, SCHEDULED, WAITING = State.READY, State.SCHEDULED, State.WAITING
 CANCELLED, RUNNING = State.CANCELLED, State.RUNNING
-
-
-@pytest.fixture(autouse=True)
-def keeps(need: Callable[[Feature], None]) -> None:
-    need(Feature.INSPECT)
 
 
 def row_of(broker: Store, queue: str = "q") -> QueueStats:

@@ -15,10 +15,7 @@ from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.core.envelope import LimitSettings
 from tidemill.core.job import Outcome, State
 
-
-@pytest.fixture(autouse=True)
-def looks(need: Callable[[Feature], None]) -> None:
-    need(Feature.INSPECT)
+pytestmark = pytest.mark.needs(Feature.INSPECT)
 
 
 def row_of(broker: Broker, queue: str = "q") -> QueueStats | None:

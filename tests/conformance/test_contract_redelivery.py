@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from broker_driver import LiveOwner, message, state
+from broker_driver import LiveOwner, message, shown, state
 from kinds import Clock
 
 from tidemill.brokers.contract.broker import Broker
@@ -23,12 +23,6 @@ POLICIES = (
     RetryPolicy(40_000, delay=70_000, factor=1, cap=3e9, jitter=False),
 )
 SMALL = RetryPolicy(3, delay=0.05, factor=2, cap=1, jitter=False)
-
-
-def shown(broker: Broker, job_id: str) -> Record:
-    record = broker.get(job_id)
-    assert record is not None
-    return record
 
 
 def take_one(consumer: LiveOwner, queue: str = "default") -> Lease:

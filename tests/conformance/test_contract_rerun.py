@@ -15,10 +15,7 @@ from tidemill.brokers.memory.broker import MemoryBroker
 from tidemill.core.envelope import Links, Unique
 from tidemill.core.job import Outcome, Placed, RunOn, State, Verdict
 
-
-@pytest.fixture(autouse=True)
-def looks(need: Callable[[Feature], None]) -> None:
-    need(Feature.INSPECT)
+pytestmark = pytest.mark.needs(Feature.INSPECT)
 
 
 def run_one(worker: LiveOwner, outcome: Outcome = Outcome.SUCCESS, **fields: object) -> str:

@@ -32,6 +32,13 @@ def mill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tidemill]:
 
 
 @pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Closes at the end what the test enters."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     """A store for the command line, and an app of it."""
     desk = Desk(tmp_path)

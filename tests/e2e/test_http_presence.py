@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import pytest
 from servers.http import JobServer
 
 from tidemill import Tidemill
@@ -21,13 +19,6 @@ print(message.id, flush=True)
 time.sleep(float(sys.argv[2]))
 print(message.ack(), flush=True)
 """
-
-
-@pytest.fixture
-def server() -> Iterator[JobServer]:
-    server = JobServer("--quiet")
-    yield server
-    server.close()
 
 
 def consumer(server: JobServer, seconds: float) -> subprocess.Popen[str]:

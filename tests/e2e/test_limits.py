@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 import pytest
-from harness import Line, Place, check_counters, open_place
-from servers import NETWORK
+from harness import Line, Place, check_counters
 
 from tidemill import Limit, State
-from tidemill.core.clock import new_id
 
 APP = """
 from tidemill import Limit
@@ -33,14 +30,7 @@ def slow(seconds=0.05):
 """
 
 
-@pytest.fixture(params=["lmdb", "redis", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    folder = tmp_path / "p"
-    folder.mkdir()
-    url = NETWORK[request.param](f"t{new_id()}") if request.param in NETWORK else ""
-    with open_place(folder, url) as place:
-        place.write(APP)
-        yield place
+ON_STORES = pytest.mark.parametrize("place", ["lmdb", "redis", "postgresql"], indirect=True)
 
 
 def begins(place: Place) -> list[Line]:
@@ -67,9 +57,11 @@ def most_at_a_time(place: Place, kills: Sequence[tuple[int, Collection[int]]] = 
 
 
 @pytest.mark.everyday("lmdb")
+@ON_STORES
 @pytest.mark.parametrize("what", ["queue", "task"])
 def test_a_rate_holds_over_all_workers(place: Place, what: str) -> None:
     # law 13, case S5: never more than the burst and what came since, whoever starts them
+    place.write(APP)
     rate, burst, count = 50, 10, 60
     limit = None
     if what == "queue":
@@ -93,8 +85,10 @@ def test_a_rate_holds_over_all_workers(place: Place, what: str) -> None:
 
 
 @pytest.mark.everyday("lmdb")
+@ON_STORES
 def test_so_many_run_at_a_time_also_when_workers_are_killed(place: Place) -> None:
     # law 13
+    place.write(APP)
     limit = Limit(concurrency=3)
     jobs = place.enqueue_many("slow", [(0.05,)] * 80, limit=limit)
     for _ in range(2):
@@ -119,6 +113,7 @@ def test_so_many_run_at_a_time_also_when_workers_are_killed(place: Place) -> Non
 
 def test_a_run_that_was_interrupted_has_spent_its_token(place: Place) -> None:
     # law 13
+    place.write(APP)
     job = place.enqueue("slow", 60, limit="1/h")
     worker = place.worker("--shutdown-timeout", "0.2").wait_ready()
     place.wait_notes("begin")

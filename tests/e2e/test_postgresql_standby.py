@@ -6,46 +6,31 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import psycopg
 import pytest
-from harness import LIMIT, eventually
+from harness import LIMIT, eventually, opened
 from servers import Postgres
 
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.registry import grants_of, open_broker
+from tidemill.brokers.registry import grants_of
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
 
 
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
 def pair(stack: contextlib.ExitStack) -> tuple[Postgres, Postgres]:
     """A primary with a store, and a standby that each commit waits for."""
-    primary = Postgres()
-    stack.callback(primary.close)
+    primary = stack.enter_context(contextlib.closing(Postgres()))
     opened(stack, f"{primary.url()}?migrate=1").close()
-    standby = Postgres(primary=primary)
-    stack.callback(standby.close)
+    standby = stack.enter_context(contextlib.closing(Postgres(primary=primary)))
     primary.run("ALTER SYSTEM SET synchronous_standby_names = '*'")
     primary.run("SELECT pg_reload_conf()")
     state = "SELECT sync_state FROM pg_stat_replication"
     eventually(lambda: primary.run(state) == "sync", "the standby is synchronous")
     return primary, standby
-
-
-def opened(stack: contextlib.ExitStack, url: str) -> Any:
-    broker = open_broker(url)
-    stack.callback(broker.close)
-    return broker
 
 
 @pytest.mark.parametrize("user", ["tidemill", "app"])
@@ -103,11 +88,9 @@ def frozen(server: Postgres) -> Iterator[None]:
 
 def test_queues_that_a_fail_over_lost_are_made_again(stack: contextlib.ExitStack) -> None:
     # law 1: what the new primary accepts is in the queue that was named, and runs
-    primary = Postgres()
-    stack.callback(primary.close)
+    primary = stack.enter_context(contextlib.closing(Postgres()))
     opened(stack, f"{primary.url()}?migrate=1").close()
-    standby = Postgres(primary=primary)
-    stack.callback(standby.close)
+    standby = stack.enter_context(contextlib.closing(Postgres(primary=primary)))
     both = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
     url = f"postgresql://tidemill@{both}/postgres?target_session_attrs=read-write&patience=30"
     producer, worker, other = opened(stack, url), opened(stack, url), opened(stack, url)

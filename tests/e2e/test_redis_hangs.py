@@ -6,16 +6,15 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from harness import LIMIT, SLACK, eventually
+from harness import LIMIT, SLACK, eventually, opened
 from servers import Redis, Sentinel
 
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
-from tidemill.brokers.registry import open_broker
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Owner
 from tidemill.errors import BrokerUnavailable
@@ -23,19 +22,12 @@ from tidemill.errors import BrokerUnavailable
 PATIENCE = 120
 
 
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
 def watched(stack: contextlib.ExitStack) -> tuple[Redis, Redis, Sentinel, str]:
     """A master, its replica, their sentinel, and the url of a store there.
 
     The test tells the sentinel when to change the master; no clock does.
     """
-    master = Redis()
-    stack.callback(master.close)
+    master = stack.enter_context(contextlib.closing(Redis()))
     replica = Redis("--replicaof", "127.0.0.1", str(master.port))
     stack.callback(replica.close)
     follows = "master_link_status:up"
@@ -48,12 +40,6 @@ def watched(stack: contextlib.ExitStack) -> tuple[Redis, Redis, Sentinel, str]:
     hosts = f"{vanished},127.0.0.1:{sentinel.port}"
     options = f"patience={PATIENCE}&owner_lease=3600"
     return master, replica, sentinel, f"redis+sentinel://{hosts}/mymaster/0?{options}"
-
-
-def opened(stack: contextlib.ExitStack, url: str) -> Any:
-    broker = open_broker(url)
-    stack.callback(broker.close)
-    return broker
 
 
 def test_calls_and_sleepers_go_to_the_promoted_replica_when_the_master_hangs(
@@ -148,8 +134,7 @@ def clients(server: Redis) -> set[str]:
 
 def test_patience_is_a_hanging_servers_time(stack: contextlib.ExitStack) -> None:
     # on a server without Sentinel, too: not once for each attempt
-    server = Redis()
-    stack.callback(server.close)
+    server = stack.enter_context(contextlib.closing(Redis()))
     broker = opened(stack, f"{server.url}?patience=10")
     broker.put([Envelope(id="a", task="t")])
     stack.enter_context(server.stalled())

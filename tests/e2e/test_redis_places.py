@@ -6,7 +6,6 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +34,13 @@ def waits():
 
 
 @pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "p").mkdir()
     return tmp_path / "p"
 
 
 def server(stack: contextlib.ExitStack, *options: str, durable: bool = False) -> Redis:
-    one = Redis(*options, durable=durable)
-    stack.callback(one.close)
-    return one
+    return stack.enter_context(contextlib.closing(Redis(*options, durable=durable)))
 
 
 def place_on(stack: contextlib.ExitStack, folder: Path, url: str) -> Place:
@@ -111,8 +102,11 @@ def test_sentinels_with_tls_and_the_authorities_of_the_system(
     options = tls_options(folder, port)
     master = server(stack, *options, "--tls-replication", "yes")
     options[1] = str(sentinel_port)
-    one = Sentinel(port, options=[*options, "--tls-replication", "yes"], host="localhost")
-    stack.callback(one.close)
+    stack.enter_context(
+        contextlib.closing(
+            Sentinel(port, options=[*options, "--tls-replication", "yes"], host="localhost")
+        )
+    )
     url = f"rediss+sentinel://localhost:{sentinel_port}/mymaster/0"
     with pytest.raises(BrokerUnavailable, match="certificate"):
         open_broker(url)
@@ -248,6 +242,4 @@ def test_sentinels_and_a_failover(stack: contextlib.ExitStack, folder: Path) -> 
 
 
 def sentinel(stack: contextlib.ExitStack, master: int) -> Sentinel:
-    one = Sentinel(master, quorum=2)
-    stack.callback(one.close)
-    return one
+    return stack.enter_context(contextlib.closing(Sentinel(master, quorum=2)))

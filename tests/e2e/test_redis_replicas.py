@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import SLACK, eventually
+from harness import SLACK, eventually, opened
 from servers import Proxy, Redis
 
 from tidemill.brokers.registry import open_broker
@@ -16,29 +15,15 @@ from tidemill.core.envelope import Envelope
 from tidemill.errors import DuplicateJob, InvalidOption, NotReplicated
 
 
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
 def pair(stack: contextlib.ExitStack) -> tuple[Redis, Redis, Proxy]:
     """A master, its replica, and the line between them."""
-    master = Redis()
-    stack.callback(master.close)
-    proxy = Proxy(master.port)
-    stack.callback(proxy.close)
+    master = stack.enter_context(contextlib.closing(Redis()))
+    proxy = stack.enter_context(contextlib.closing(Proxy(master.port)))
     replica = Redis("--replicaof", "127.0.0.1", str(proxy.port))
     stack.callback(replica.close)
     follows = "master_link_status:up"
     eventually(lambda: follows in replica.run("INFO", "replication"), "the replica follows")
     return master, replica, proxy
-
-
-def opened(stack: contextlib.ExitStack, url: str) -> Any:
-    broker = open_broker(url)
-    stack.callback(broker.close)
-    return broker
 
 
 def jobs(*ids: str) -> list[Envelope]:
@@ -98,8 +83,7 @@ def test_a_put_that_no_replica_has_in_time_says_so(stack: contextlib.ExitStack) 
 def test_info_warns_when_fewer_replicas_follow_than_puts_wait_for(
     stack: contextlib.ExitStack,
 ) -> None:
-    server = Redis("--appendonly", "yes")
-    stack.callback(server.close)
+    server = stack.enter_context(contextlib.closing(Redis("--appendonly", "yes")))
     info = opened(stack, f"{server.url}?replicas=2").info()
     assert (info["durable"], info["replicas"], info["replicas_wanted"]) == (False, 0, 2)
     assert "every put is refused" in info["durability"]

@@ -5,14 +5,9 @@ from __future__ import annotations
 import itertools
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from harness import Place, eventually, open_place
-from servers import NETWORK
-
-from tidemill.core.clock import new_id
+from harness import Place, eventually
 
 APP = """
 @mill.task
@@ -22,11 +17,8 @@ def tick(name="tick"):
 """
 
 
-@pytest.fixture(params=["lmdb", "redis", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    url = "" if request.param == "lmdb" else NETWORK[request.param](f"t{new_id()}")
-    with open_place(tmp_path, url) as place:
-        yield place
+STORES = ["lmdb", "redis", "postgresql"]
+ON_STORES = pytest.mark.parametrize("place", STORES, indirect=True)
 
 
 def fired(place: Place) -> list[tuple[str, float]]:
@@ -47,6 +39,7 @@ def check_each_once(place: Place, every: float, least: int) -> None:
 
 
 @pytest.mark.everyday
+@ON_STORES
 def test_a_schedule_in_code_fires_on_time(place: Place) -> None:  # law 9
     place.write(APP + 'mill.schedule("second", tick.call("x"), "* * * * * *")\n')
     place.worker()
@@ -59,6 +52,7 @@ def test_a_schedule_in_code_fires_on_time(place: Place) -> None:  # law 9
 
 
 @pytest.mark.everyday("lmdb", "redis")
+@ON_STORES
 def test_many_workers_fire_each_time_once(place: Place) -> None:  # case C7
     place.write(
         APP
@@ -77,19 +71,13 @@ for n in range(10):
 
 
 @pytest.mark.everyday("lmdb")
-@pytest.mark.parametrize("point", ["worker.firing", "worker.fired"])
-def test_killed_while_it_fires(place: Place, point: str) -> None:  # cases C7, Q20
-    kill_at(place, point)
-
-
-@pytest.mark.everyday
-def test_killed_in_the_store(tmp_path: Path) -> None:  # cases C7, Q20
-    with open_place(tmp_path) as place:
-        kill_at(place, "store.claimed")
-
-
-def kill_at(place: Place, point: str) -> None:
-    """Kill a worker the second time it passes a point; another goes on, and every time is fired."""
+@pytest.mark.parametrize(
+    ("place", "point"),
+    [*itertools.product(STORES, ["worker.firing", "worker.fired"]), ("lmdb", "store.claimed")],
+    indirect=["place"],
+)
+def test_killed_while_it_fires(place: Place, point: str) -> None:
+    # cases C7, Q20: the second time it passes the point; another goes on, and every time is fired
     place.write(APP + 'mill.schedule("s", tick.call(), every=0.3, catch_up=True)\n')
     victim = place.worker(env={"TIDEMILL_CRASH": f"{point}:2"})
     assert victim.wait() == -9
@@ -100,7 +88,6 @@ def kill_at(place: Place, point: str) -> None:
     check_each_once(place, 0.3, 5)
 
 
-@pytest.mark.parametrize("place", ["lmdb"], indirect=True)
 def test_new_code_changes_adds_and_withdraws_what_it_declares(place: Place) -> None:
     # case C8: by SIGHUP, and no worker is restarted
     place.write(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from postgres_desk import connect, until_blocked
+from postgres_desk import connect, deadlocks, until_blocked
 from servers import Postgres
 
 from tidemill.brokers.contract.broker import Broker
@@ -23,13 +23,6 @@ from tidemill.errors import JobNotFound
 pytestmark = pytest.mark.full
 
 WAITING, READY, SUCCEEDED = State.WAITING, State.READY, State.SUCCEEDED
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    server = Postgres("deadlock_timeout=20ms")
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -60,13 +53,6 @@ def together(*work: Callable[[], object]) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == []
-
-
-def deadlocks(server: Postgres) -> str:
-    """What the server's log says of any, also of those that were broken and made good again."""
-    log = server.log.read_text(errors="replace")
-    at = log.find("deadlock detected")
-    return "" if at < 0 else log[at : at + 3000]
 
 
 def take(broker: Broker, owner: str, count: int) -> list[Any]:

@@ -27,13 +27,6 @@ pytestmark = pytest.mark.full
 HOWS = pytest.mark.parametrize("how", ["queue", "lane"])
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    server = Postgres("deadlock_timeout=20ms")
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def url(server: Postgres, schema: str) -> str:
     # With such a lease nobody looks without being told for 30 s.
