@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +39,19 @@ def test_random_commands_are_answered_alike(theirs: Beanstalkd, tmp_path: Path, 
                 pair.step()
         finally:
             pair.close()
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_suite_of_a_python_client_passes(tmp_path: Path) -> None:
+    # case W4
+    with Tidemill(f"lmdb://{tmp_path}/jobs?durability=relaxed") as mill, port_of(mill) as port:
+        command = [sys.executable, "scripts/clients", "--port", str(port.number), "pystalkd"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ran 9 tests" in done.stderr
+    assert "pystalkd: passed" in done.stdout

@@ -8,8 +8,9 @@ import pytest
 from checker import check, check_nothing_held
 from excuses import Blow, Excuses, Put, Span
 from faults import RIGS, faults
+from fuzz import fuzz
 from harness import Place
-from storm import LEAST
+from storm import LEAST, storm
 from storm_app import APP
 
 from tidemill.core.clock import new_id
@@ -75,3 +76,26 @@ def test_a_repeated_run_needs_a_kill_or_a_server_that_forgets() -> None:
     assert excuses.forgotten(105.0, 107.0)
     assert not excuses.forgotten(104.0, 105.0)
     assert not excuses.forgotten(125.0, 126.0)
+
+
+# -- storm -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.everyday
+@pytest.mark.parametrize("broker", ["lmdb", "redis", "postgresql", "rabbitmq", "http"])
+def test_a_small_storm(tmp_path: Path, broker: str) -> None:  # case Q20
+    path = tmp_path / "p"
+    path.mkdir()
+    kills = 8 if broker == "lmdb" else 4  # a server takes seconds to come back
+    table = storm(path, seed=4, kills=kills, broker=broker)
+    assert table["runs"] >= LEAST
+
+
+# -- odd requests ----------------------------------------------------------------------------------
+
+
+def test_no_request_is_too_odd() -> None:  # case W2
+    options = ("--phases", "fuzzing,stateful", "--max-examples", "3", "--no-shrink")
+    seen = fuzz(*options, seed=4)
+    assert seen["calls"] > 100
+    assert seen["jobs there"] > 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -181,3 +182,55 @@ def test_options_are_explained() -> None:
 def test_an_outcome_is_one_of_those_described() -> None:
     described = set(typing.get_args(typing.get_type_hints(shapes.AttemptOut)["outcome"]))
     assert described == {outcome.name.lower() for outcome in Outcome}
+
+
+# -- the page of the calls -------------------------------------------------------------------------
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http-api.md").read_text()
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| `")]
+
+
+def has(row: str, method: str, path: str) -> bool:
+    """True when the row has the method, and all words of the path: a row shortens its paths."""
+    words = {part for part in path.split("/") if part not in ("", "v1") and "{" not in part}
+    code = " ".join(re.findall(r"`([^`]+)`", row))
+    return {method, *words} <= {*re.findall(r"\w+", code)}
+
+
+def test_the_page_has_each_call_of_the_server() -> None:
+    assert len(ENDPOINTS) > 50
+    expect_none(
+        f"docs/reference/http-api.md has no row for {each.method} {each.path}."
+        for each in ENDPOINTS
+        if not any(has(row, each.method, each.path) for row in ROWS)
+    )
+
+
+# -- paths of endpoints ----------------------------------------------------------------------------
+
+
+def routed(method: str, path: str) -> tuple[str, list[str]]:
+    """The path of the endpoint of a request, and the values in the request's path."""
+    scope = {"method": method, "path": path, "raw_path": path.encode()}
+    endpoint, values = Endpoints(cast(Any, None), ENDPOINTS).route(scope)
+    return (endpoint.path if endpoint is not None else "", values)
+
+
+@pytest.mark.parametrize("verb", ["batch", "cancel", "retry", "alter", "delete"])
+def test_a_job_whose_id_is_a_verb_is_reached(verb: str) -> None:
+    for method in ("PUT", "GET", "DELETE"):
+        assert routed(method, f"/v1/jobs/{verb}") == ("/v1/jobs/{job_id}", [verb])
+    assert routed("GET", f"/v1/jobs/{verb}/result") == ("/v1/jobs/{job_id}/result", [verb])
+    assert routed("POST", f"/v1/jobs/{verb}/cancel") == ("/v1/jobs/{job_id}/cancel", [verb])
+    assert routed("POST", f"/v1/jobs/{verb}") == (f"/v1/jobs/{verb}", [])
+
+
+def test_a_path_without_an_endpoint_or_a_method_is_refused() -> None:
+    for path in ("/", "/v1//jobs", "/v1/jobs/a/b/c", "/v2/jobs"):
+        assert routed("GET", path) == ("", [])
+    with pytest.raises(Problem) as caught:
+        routed("PATCH", "/v1/jobs/cancel")
+    assert dict(caught.value.headers)["allow"].split(", ") == [
+        *("DELETE", "GET", "HEAD", "POST", "PUT")
+    ]

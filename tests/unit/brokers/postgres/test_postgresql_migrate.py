@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from postgres_desk import connect, job, take
-from servers import postgres_url
+from servers import NETWORK, postgres_url
 
+from tidemill import Tidemill
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.postgres import schema
@@ -159,3 +160,14 @@ def test_a_worker_whose_store_was_migrated_ends_its_jobs_and_leaves(
     old.attach(Owner(id="c", kind="consumer"))
     with pytest.raises(BrokerUnavailable, match=r"has version 2, .*; upgrade tidemill here"):
         old.exchange(Step("c", want=Want(1)))
+
+
+def test_a_url_with_the_short_scheme_opens_the_same_store() -> None:
+    # given a store with a message
+    url = NETWORK["postgresql"](f"t{new_id()}")
+    with Tidemill(url) as mill:
+        message = mill.queue("orders").put("x")
+        # then the other scheme shows it
+        with Tidemill(url.replace("postgresql://", "postgres://")) as other:
+            assert other.job(message.id).state == "ready"
+            assert other.broker.url == mill.broker.url

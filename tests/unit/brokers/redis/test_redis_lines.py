@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Mode, Step, Want
 from tidemill.brokers.generic.purges import delete_waiting
 from tidemill.brokers.redis import record
+from tidemill.brokers.redis.broker import RedisBroker
 from tidemill.brokers.redis.connections import ServerConnection
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import Envelope
 from tidemill.core.job import Note, Outcome, Owner, Placed, State, Verdict
+from tidemill.core.signals import SignalsDeferred
 from tidemill.errors import BrokerUnavailable, DuplicateJob
 
 
@@ -245,3 +249,33 @@ def test_a_batch_larger_than_one_step_may_be_is_refused(
     with pytest.raises(InvalidOption, match="at most 10 jobs in one put, not 11; put them in"):
         broker.put([job() for _ in range(11)])
     assert broker.info()["jobs"] == 10
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ticks() -> Iterator[None]:
+    """A signal comes four times a second. Its handler ends a test that takes far too long."""
+    give_up = time.monotonic() + 20
+
+    def handle(*_: object) -> None:
+        assert time.monotonic() < give_up, "signals make the wait longer"
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.25, 0.25)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.everyday
+@pytest.mark.usefixtures("ticks")
+def test_a_call_to_a_silent_server_ends_in_time_although_signals_come(
+    durable: Redis, open_one: Callable[..., RedisBroker]
+) -> None:
+    broker = open_one(f"{durable.url}?patience=1")
+    broker.put([Envelope(id="a", task="t")])
+    for section in (contextlib.nullcontext(), SignalsDeferred()):
+        with durable.stalled(), section, pytest.raises(BrokerUnavailable):
+            broker.put([Envelope(id="b", task="t")])
