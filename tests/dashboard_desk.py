@@ -26,10 +26,7 @@ class Visitor:
     """One person with one browser. Every answer of the dashboard is kept in ``last``."""
 
     def __init__(
-        self,
-        dashboard: Dashboard | Tidemill,
-        user: User | None = ANNA,
-        root: str = "",
+        self, dashboard: Dashboard | Tidemill, user: User | None = ANNA, root: str = ""
     ) -> None:
         self.dashboard = Dashboard(dashboard) if isinstance(dashboard, Tidemill) else dashboard
         self.user = user

@@ -32,10 +32,7 @@ OVER_HTTP = {
         "a_store_that_departs_alters_nothing",
     ),
     "features": ("the_features_are_those_of_the_table",),
-    "history": (
-        "kinds_with_rows_are_listed",
-        "rows_are_read_by_kind_span_time_and_name_in_order",
-    ),
+    "history": ("kinds_with_rows_are_listed", "rows_are_read_by_kind_span_time_and_name_in_order"),
     "keys": ("replace_of_a_running_job_becomes_its_successor",),
     "leases": ("each_report_of_progress_replaces_the_text_of_the_one_before",),
     "limit_holds": (
@@ -52,10 +49,7 @@ OVER_HTTP = {
     ),
     "notes": ("of_two_writers_the_first_replaces_a_note",),
     "purges": ("a_retry_with_a_due_time_schedules_the_job", "a_restore_leaves_the_jobs_of_a_flow"),
-    "put": (
-        "an_envelope_comes_back_as_it_was_put",
-        "at_is_wall_time_and_the_past_is_now",
-    ),
+    "put": ("an_envelope_comes_back_as_it_was_put", "at_is_wall_time_and_the_past_is_now"),
     "redelivery": ("a_ttr_that_runs_out_is_a_failed_hand_out",),
     "rerun": ("a_failure_whose_key_another_success_holds_runs_again_by_force",),
     "retention": (

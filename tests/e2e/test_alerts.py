@@ -298,10 +298,7 @@ SEND = '[send]\nwebhook = "http://localhost/x"\n'
             SEND + '[[rule]]\nname = "a"\nwhen = "depth"\nabove = 1\nqeue = "x"',
             "unknown field `qeue`",
         ),
-        (
-            SEND + 'user = "x"\n[[rule]]\nname = "a"\nwhen = "no-worker"',
-            "unknown field `user`",
-        ),
+        (SEND + 'user = "x"\n[[rule]]\nname = "a"\nwhen = "no-worker"', "unknown field `user`"),
         ("every = 0\n" + SEND + '[[rule]]\nname = "a"\nwhen = "no-worker"', "`$.every`"),
         (
             '[send]\nwebhook = "ftp://x"\n[[rule]]\nname = "a"\nwhen = "no-worker"',

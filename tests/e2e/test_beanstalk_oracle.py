@@ -29,10 +29,7 @@ def theirs() -> Iterator[Beanstalkd]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_commands_are_answered_alike(theirs: Beanstalkd, tmp_path: Path, seed: int) -> None:
-    with (
-        Tidemill(f"lmdb://{tmp_path}/jobs?durability=relaxed") as mill,
-        port_of(mill) as ours,
-    ):
+    with Tidemill(f"lmdb://{tmp_path}/jobs?durability=relaxed") as mill, port_of(mill) as ours:
         pair = Pair(theirs.port, ours.number, 4, seed)
         try:
             for _ in range(STEPS):

@@ -210,10 +210,7 @@ def test_the_page_of_the_tutorial(tmp_path: Path, store: str, command: tuple[str
     url = f"http://127.0.0.1:{port}/"
     env = {"TIDEMILL_URL": store}
     worker = ("-m", "tidemill", "worker", "tasks:mill", "-p", "1")
-    with (
-        running(folder, env, *worker),
-        running(folder, env, "-m", *command, str(port)),
-    ):
+    with running(folder, env, *worker), running(folder, env, "-m", *command, str(port)):
         eventually(lambda: answers(url), "the page answers")
         # when a user starts the job and cancels it, then the page shows both
         progress = r"running, [1-9]\d* of 10000"

@@ -306,11 +306,7 @@ def test_a_waiting_job_gets_another_priority_and_queue(server: JobServer, queue:
     }
     # then
     shown = [server.get(f"/v1/jobs/{i}").json for i in (one, two, three)]
-    assert [(it["queue"], it["priority"]) for it in shown] == [
-        (target, 7),
-        (target, 7),
-        (queue, 0),
-    ]
+    assert [(it["queue"], it["priority"]) for it in shown] == [(target, 7), (target, 7), (queue, 0)]
     lines = [event["detail"] for event in shown[1]["trail"] if event["what"] == "log"]
     assert lines == [f"altered: queue {target}, priority 5", "altered: priority 7"]
     assert server.post(f"/v1/jobs/{one}/alter", {}).status == 400

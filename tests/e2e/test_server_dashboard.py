@@ -110,10 +110,7 @@ def test_without_a_dashboard_the_api_is_alone() -> None:
 def test_a_server_with_tokens_asks_for_one(guarded: JobServer, auth: Path) -> None:
     browser = Browser(guarded)
     asked = browser.send("GET", "/queues?sort=name")
-    assert (asked.status, asked.headers["location"]) == (
-        303,
-        "/login?next=%2Fqueues%3Fsort%3Dname",
-    )
+    assert (asked.status, asked.headers["location"]) == (303, "/login?next=%2Fqueues%3Fsort%3Dname")
     form = browser.page("/login")
     assert "Log in to Tidemill" in form
     assert "<nav" not in form

@@ -320,9 +320,7 @@ def test_unread_streams_share_their_snapshots(start: Start) -> None:
 JSON = {"Content-Type": "application/json"}
 
 
-def test_a_job_whose_json_is_far_too_large_is_refused_unread(
-    start: Start,
-) -> None:
+def test_a_job_whose_json_is_far_too_large_is_refused_unread(start: Start) -> None:
     server = start("--quiet")
     nested = b'{"queue": "a", "body": [' + b",".join([b"[]"] * 4_000_000) + b"]}"
     for method, path, body, where in [

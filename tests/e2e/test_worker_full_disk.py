@@ -182,9 +182,7 @@ def test_a_worker_starts_on_a_full_disk_and_its_work_makes_room(
     assert "Traceback" not in worker.output
 
 
-def test_a_worker_that_cannot_start_on_a_full_disk_says_why(
-    place_on: Callable[..., Place],
-) -> None:
+def test_a_worker_that_cannot_start_on_a_full_disk_says_why(place_on: Callable[..., Place]) -> None:
     # law 16
     place = place_on()
     jobs = place.enqueue_many("silent", [(n,) for n in range(200)])

@@ -75,9 +75,7 @@ def test_a_burst_does_not_take_a_store_in_trouble_for_an_empty_one(
     assert all(each.state is State.SUCCEEDED for each in (job, *jobs))
 
 
-def test_a_burst_waits_for_jobs_on_their_way_and_looks_less_and_less_often(
-    sim: Simulation,
-) -> None:
+def test_a_burst_waits_for_jobs_on_their_way_and_looks_less_and_less_often(sim: Simulation) -> None:
     sim.task("quick")
     worker = sim.cold_worker(burst=True)
     sim.store.has_more(60.0)

@@ -166,9 +166,7 @@ def test_a_job_that_is_cancelled_as_its_process_dies_does_not_run_again(sim: Sim
     assert len(sim.runs(job)) == 1
 
 
-def test_a_cancelled_job_that_comes_back_from_a_quiet_process_never_starts(
-    sim: Simulation,
-) -> None:
+def test_a_cancelled_job_that_comes_back_from_a_quiet_process_never_starts(sim: Simulation) -> None:
     # case T14
     quick = sim.task("quick", seconds=0.02)
     worker = sim.worker(concurrency=1)

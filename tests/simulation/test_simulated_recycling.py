@@ -204,9 +204,7 @@ def test_a_process_that_hangs_as_it_ends_is_killed_after_the_shutdown_timeout(
     assert 20.0 <= sim.now - 1001.0 <= 25.0
 
 
-def test_a_process_that_hangs_as_it_ends_is_killed_while_the_store_stalls(
-    sim: Simulation,
-) -> None:
+def test_a_process_that_hangs_as_it_ends_is_killed_while_the_store_stalls(sim: Simulation) -> None:
     sim.app.stops = FOREVER
     sim.task("quick", seconds=5.0).enqueue()
     worker = sim.worker(concurrency=1, max_jobs=1, shutdown_timeout=20.0)

@@ -390,8 +390,7 @@ def test_processes_that_never_end_are_killed_at_the_shutdown_timeout(sim: Simula
 
 
 @pytest.mark.parametrize(
-    ("jobs", "said"),
-    [(0, "no job is running"), (3, "waiting up to 30 s for 3 running jobs")],
+    ("jobs", "said"), [(0, "no job is running"), (3, "waiting up to 30 s for 3 running jobs")]
 )
 def test_a_stop_tells_how_many_jobs_it_waits_for(sim: Simulation, jobs: int, said: str) -> None:
     # case T11

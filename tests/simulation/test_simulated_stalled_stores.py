@@ -26,8 +26,7 @@ def test_a_timeout_ends_its_process_while_the_store_stalls(sim: Simulation) -> N
 
 
 @pytest.mark.parametrize(
-    ("trouble", "end"),
-    [("be_away", "the broker is back"), ("be_full", "the store has room again")],
+    ("trouble", "end"), [("be_away", "the broker is back"), ("be_full", "the store has room again")]
 )
 def test_verdicts_wait_for_a_store_in_trouble(sim: Simulation, trouble: str, end: str) -> None:
     # laws 3, 16

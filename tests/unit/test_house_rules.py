@@ -68,10 +68,7 @@ MOST_METHODS = 30
 
 MOST_FILES = 25
 MOST_FILES_WITH_SUBFOLDERS = {"brokers/lmdb": 35, "django": 25}
-CROWDED_ROOMS = {
-    "brokers/postgres/sql": 29,
-    "brokers/redis/lua": 40,
-}
+CROWDED_ROOMS = {"brokers/postgres/sql": 29, "brokers/redis/lua": 40}
 """The rooms that hold too many files. A number here may only fall, and rooms may only leave."""
 
 

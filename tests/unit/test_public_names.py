@@ -150,9 +150,7 @@ def without_twin() -> Iterator[str]:
         tidemill.Task: ["enqueue"],
         tidemill.Job: ["refresh", "result", "cancel", "retry", "delete"],
         tidemill.JobGroup: ["refresh", "result", "cancel", "retry", "delete", "count"],
-        tidemill.Queue: [
-            *("put", "put_many", "get", "get_many", "size"),
-        ],
+        tidemill.Queue: [*("put", "put_many", "get", "get_many", "size")],
         Schedules: ["add", "get", "pause", "resume", "remove", "run"],
         tidemill.Message: ["ack", "release", "touch", "bury"],
     }

@@ -18,9 +18,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 def test_an_old_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
     monkeypatch.setattr(
-        importlib.metadata,
-        "version",
-        lambda name: "0.21.1" if name == "uvicorn" else version(name),
+        importlib.metadata, "version", lambda name: "0.21.1" if name == "uvicorn" else version(name)
     )
     result = CliRunner().invoke(main, ["server", "memory://"])
     assert result.exit_code == 2

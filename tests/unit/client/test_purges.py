@@ -118,10 +118,7 @@ def full(*_: object, **__: object) -> list[bool]:
 
 @pytest.mark.parametrize("name", ["change_schedules", "cancel"])
 def test_without_room_a_purge_deletes_for_good_and_says_so(
-    mill: Tidemill,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     mill.queue("q").put_many([1, 2, 3])
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tidemill"):

@@ -36,8 +36,7 @@ def test_a_record_outside_of_jobs_has_no_fields_of_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "value"),
-    [({"a": 1}, 1), ({"a": [None, {"b": 1.5}]}, [None, {"b": 1.5}])],
+    ("extra", "value"), [({"a": 1}, 1), ({"a": [None, {"b": 1.5}]}, [None, {"b": 1.5}])]
 )
 def test_an_extra_is_a_field(extra: dict[str, Any], value: Any) -> None:
     assert line_of(**extra)["a"] == value

@@ -36,11 +36,7 @@ def test_with_jitter_delays_fill_the_range_below_the_bound() -> None:
 
 
 @given(
-    st.floats(0, 1e9),
-    st.floats(1, 1000),
-    st.floats(0, 1e9),
-    st.booleans(),
-    st.integers(1, 10**9),
+    st.floats(0, 1e9), st.floats(1, 1000), st.floats(0, 1e9), st.booleans(), st.integers(1, 10**9)
 )
 def test_never_beyond_the_cap_however_late(
     delay: float, factor: float, cap: float, jitter: bool, attempt: int

@@ -38,22 +38,22 @@ def shown(rule: Rule, after: float, count: int) -> list[str]:
 def test_a_time_that_is_skipped_comes_at_the_next_moment() -> None:  # case C6
     rule = Rule(cron="30 2 * * *", zone=BERLIN)
     assert shown(rule, at(BERLIN, 2026, 3, 27, 12), 4) == [
-        *("03-28 02:30 +0100", "03-29 03:00 +0200", "03-30 02:30 +0200", "03-31 02:30 +0200"),
+        *("03-28 02:30 +0100", "03-29 03:00 +0200", "03-30 02:30 +0200", "03-31 02:30 +0200")
     ]
     rule = Rule(cron="30 2 * * *", zone=NEW_YORK)
     assert shown(rule, at(NEW_YORK, 2026, 3, 7, 1), 3) == [
-        *("03-07 02:30 -0500", "03-08 03:00 -0400", "03-09 02:30 -0400"),
+        *("03-07 02:30 -0500", "03-08 03:00 -0400", "03-09 02:30 -0400")
     ]
 
 
 def test_a_time_that_comes_twice_counts_the_first_time() -> None:  # case C6
     rule = Rule(cron="30 2 * * *", zone=BERLIN)
     assert shown(rule, at(BERLIN, 2026, 10, 24, 1), 3) == [
-        *("10-24 02:30 +0200", "10-25 02:30 +0200", "10-26 02:30 +0100"),
+        *("10-24 02:30 +0200", "10-25 02:30 +0200", "10-26 02:30 +0100")
     ]
     rule = Rule(cron="30 1 * * *", zone=NEW_YORK)
     assert shown(rule, at(NEW_YORK, 2026, 10, 31, 1), 3) == [
-        *("10-31 01:30 -0400", "11-01 01:30 -0400", "11-02 01:30 -0500"),
+        *("10-31 01:30 -0400", "11-01 01:30 -0400", "11-02 01:30 -0500")
     ]
 
 
@@ -68,7 +68,7 @@ def test_a_cron_with_seconds_works_alike() -> None:  # case C6
 def test_two_times_that_fall_on_the_same_moment_are_one() -> None:
     rule = Rule(cron="0,30 2,3 * * *", zone=BERLIN)
     assert shown(rule, at(BERLIN, 2026, 3, 29, 1), 3) == [
-        *("03-29 03:00 +0200", "03-29 03:30 +0200", "03-30 02:00 +0200"),
+        *("03-29 03:00 +0200", "03-29 03:30 +0200", "03-30 02:00 +0200")
     ]
 
 
@@ -112,7 +112,7 @@ def test_a_year_from_29_february() -> None:  # case C6
     rule = Rule(count=1, unit="year", start=at("", 2024, 2, 29, 12))
     found = [dt.datetime.fromtimestamp(t, rule.tz) for t in times(rule, 0, 6)]
     assert [(d.year, d.month, d.day) for d in found] == [
-        *((2024, 2, 29), (2025, 2, 28), (2026, 2, 28), (2027, 2, 28), (2028, 2, 29), (2029, 2, 28)),
+        *((2024, 2, 29), (2025, 2, 28), (2026, 2, 28), (2027, 2, 28), (2028, 2, 29), (2029, 2, 28))
     ]
 
 

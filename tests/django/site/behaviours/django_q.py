@@ -582,8 +582,7 @@ class Cluster(Case):
         given = {"workers": 4, "recycle": 500, "max_rss": 102_400}
         with self.settings(Q_CLUSTER=given):
             self.assertEqual(
-                worker_options(),
-                {"-p": "4", "-c": "1", "--max-jobs": "500", "--max-memory": "100"},
+                worker_options(), {"-p": "4", "-c": "1", "--max-jobs": "500", "--max-memory": "100"}
             )
 
     def test_keys_without_meaning_are_warned_of(self):

@@ -503,9 +503,7 @@ class Results(TidemillTestCase):
 class EnqueueingWrongly(TidemillTestCase):
     def test_a_task_is_checked_again_when_it_is_enqueued(self):
         with self.settings(
-            TASKS={
-                "default": {"BACKEND": "tidemill.django.TaskBackend", "QUEUES": ["elsewhere"]},
-            }
+            TASKS={"default": {"BACKEND": "tidemill.django.TaskBackend", "QUEUES": ["elsewhere"]}}
         ):
             task = tasks.noop.using(queue_name="elsewhere")
         said = "Queue 'elsewhere' is not valid for backend"
@@ -539,12 +537,7 @@ class Settings(SimpleTestCase):
             self.assertIn("tidemill.W003", [each.id for each in inside.check()])
 
     @override_settings(
-        TASKS={
-            "default": {
-                "BACKEND": "tidemill.django.TaskBackend",
-                "OPTIONS": {"RETRIES": -1},
-            }
-        }
+        TASKS={"default": {"BACKEND": "tidemill.django.TaskBackend", "OPTIONS": {"RETRIES": -1}}}
     )
     def test_wrong_options_of_a_backend_are_told(self):
         (error,) = default_task_backend.check()

@@ -38,7 +38,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-            ],
+            ]
         },
     }
 ]
@@ -75,10 +75,7 @@ if os.environ.get("SITE_STORE"):
 if os.environ.get("SITE_JOIN"):
     TIDEMILL["JOIN_ATOMIC"] = "default"
 TASKS = {
-    "default": {
-        "BACKEND": "tidemill.django.TaskBackend",
-        "QUEUES": ["default", "queue-1"],
-    },
+    "default": {"BACKEND": "tidemill.django.TaskBackend", "QUEUES": ["default", "queue-1"]},
     "second": {
         "BACKEND": "tidemill.django.TaskBackend",
         "QUEUES": [],

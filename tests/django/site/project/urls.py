@@ -5,7 +5,4 @@ from django.urls import path
 
 import tidemill.django.dashboard
 
-urlpatterns = [
-    path("admin/", admin.site.urls),
-    path("tidemill/", tidemill.django.dashboard.urls),
-]
+urlpatterns = [path("admin/", admin.site.urls), path("tidemill/", tidemill.django.dashboard.urls)]

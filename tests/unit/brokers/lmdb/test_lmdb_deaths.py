@@ -336,9 +336,7 @@ def test_a_sleeper_that_one_producer_cannot_reach_is_hinted_by_the_next(
     assert worker.hinted()
 
 
-def test_a_producer_without_a_free_descriptor_hints_all_sleepers(
-    broker: LmdbBroker,
-) -> None:
+def test_a_producer_without_a_free_descriptor_hints_all_sleepers(broker: LmdbBroker) -> None:
     workers = [Sleeper(broker, name) for name in ("v", "w")]
     for worker in workers:
         worker.sleep(1)

@@ -55,9 +55,7 @@ def test_in_the_same_process_the_environment_is_shared(env: lmdb.Environment) ->
     assert env.begin().stat()  # it is still the caller's to use
 
 
-def test_an_environment_that_nobody_gave_us_is_an_error_that_says_so(
-    env: lmdb.Environment,
-) -> None:
+def test_an_environment_that_nobody_gave_us_is_an_error_that_says_so(env: lmdb.Environment) -> None:
     guest = LmdbBroker.around(env, "tm-")
     guest.close()
     with pytest.raises(BrokerUnavailable, match=r"env="):

@@ -147,8 +147,7 @@ RUNS = st.builds(
     st.builds(settle, st.integers(0, 1), st.integers(1, 4), VERDICTS),
 )
 RERUNS = st.builds(
-    lambda settle: in_turn(rerun, take, settle),
-    st.builds(settle, st.just(0), st.just(4), VERDICTS),
+    lambda settle: in_turn(rerun, take, settle), st.builds(settle, st.just(0), st.just(4), VERDICTS)
 )
 ACTIONS = st.one_of(PUTS, RUNS, RUNS, RUNS, SETTLES, RERUNS, RARE)
 

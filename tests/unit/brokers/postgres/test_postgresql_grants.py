@@ -74,10 +74,7 @@ def test_such_a_user_puts_runs_looks_and_acts(broker: Broker, url: str, schema: 
     broker.depart("postgresql://elsewhere/x")
     broker.stay()
     assert grants(url) == ("ok", "the user has all rights on the store")
-    with (
-        connect(url) as conn,
-        pytest.raises(Exception, match="permission denied for table meta"),
-    ):
+    with connect(url) as conn, pytest.raises(Exception, match="permission denied for table meta"):
         conn.execute(f"UPDATE {schema}.meta SET version = 0".encode())
 
 

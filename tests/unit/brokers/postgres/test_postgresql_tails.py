@@ -57,10 +57,7 @@ def test_a_step_that_fails_as_it_looks_again_is_answered_by_the_next(
     broker.put([job(id="a")])
     [lease] = take(broker, "w")
     step = Step("w", [Verdict(lease.token, Outcome.SUCCESS)], want=Want(1))
-    with (
-        broken(url, schema, "look_again"),
-        pytest.raises(BrokerUnavailable, match="no space left"),
-    ):
+    with broken(url, schema, "look_again"), pytest.raises(BrokerUnavailable, match="no space left"):
         broker.exchange(step)
     record = broker.get("a")
     assert record.state is State.SUCCEEDED

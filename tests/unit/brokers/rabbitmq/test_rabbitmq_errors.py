@@ -19,9 +19,7 @@ GUESSES = (IncompatibleProtocolError, ProbableAuthenticationError, ProbableAcces
 
 
 @pytest.mark.parametrize("guess", GUESSES)
-def test_a_connection_that_a_starting_server_resets_is_tried_again(
-    guess: type[Exception],
-) -> None:
+def test_a_connection_that_a_starting_server_resets_is_tried_again(guess: type[Exception]) -> None:
     # given the exception that pika makes of a lost connection before the connection is open
     error = guess(repr(StreamLostError("Connection reset by peer")))
 

@@ -89,10 +89,7 @@ def test_jobs_that_the_server_cannot_hold_are_counted_by_kind(
     moved = move(source, target, leave=True)
     assert moved.gone == 1
     assert move(source, target, leave=True).gone == 0
-    assert moved.left == {
-        "jobs with a key": 1,
-        "jobs of a queue with * or # in its name": 2,
-    }
+    assert moved.left == {"jobs with a key": 1, "jobs of a queue with * or # in its name": 2}
 
 
 def test_pauses_and_bounds_of_queues_are_not_dropped_in_silence(

@@ -32,10 +32,7 @@ class Put:
     """A put in a thread of its own, and what came of it."""
 
     def __init__(
-        self,
-        broker: RabbitBroker,
-        jobs: list[Envelope],
-        until: Callable[[], bool] = lambda: True,
+        self, broker: RabbitBroker, jobs: list[Envelope], until: Callable[[], bool] = lambda: True
     ) -> None:
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(broker, jobs, until), daemon=True)

@@ -27,11 +27,7 @@ def work(size: int = 1) -> int:
     return size
 
 
-DECLARED = {
-    "key=": {"key": "k"},
-    "limit=": {"limit": "1/s"},
-    "result_ttl=": {"result_ttl": 60},
-}
+DECLARED = {"key=": {"key": "k"}, "limit=": {"limit": "1/s"}, "result_ttl=": {"result_ttl": 60}}
 
 
 @pytest.mark.parametrize("option", [*DECLARED, "a schedule"])

@@ -19,7 +19,6 @@ class Migration(migrations.Migration):
             fields=[("id", key()), ("note", models.CharField(default="", max_length=100))],
         ),
         migrations.CreateModel(
-            name="Customer",
-            fields=[("id", key()), ("name", models.CharField(max_length=100))],
+            name="Customer", fields=[("id", key()), ("name", models.CharField(max_length=100))]
         ),
     ]
