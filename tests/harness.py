@@ -264,8 +264,6 @@ class Place:
         if load:
             self._unload()
             spec = importlib.util.spec_from_file_location(self.app, file)
-            assert spec is not None
-            assert spec.loader is not None
             self.module = sys.modules[self.app] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(self.module)
 

@@ -69,9 +69,7 @@ def rows(kind: Kind, tmp_path: Path, mill: Tidemill) -> Rows:
 
 def put_and_get(mill: Tidemill, **options: Any) -> Message:
     mill.queue("q").put("body", ttr=TTR, **options)
-    message = mill.queue("q").get(30)
-    assert message is not None
-    return message
+    return mill.queue("q").get(30)
 
 
 class Refused(Exception):
@@ -124,7 +122,6 @@ def test_a_message_is_settled_after_a_rollback(mill: Tidemill, rows: Rows) -> No
             raise Refused
     assert message.release()
     again = mill.queue("q").get(30)
-    assert again is not None
     with rows.transaction() as txn:
         assert again.ack(txn=txn)
     assert mill.queue("q").get(0) is None

@@ -39,9 +39,7 @@ def keyed(terms: LimitSettings, key: str = "", cost: float = 1.0, name: str = "a
 
 
 def held(limits: LimitCalls, job_id: str) -> Held:
-    found = limits.held(job_id)
-    assert found is not None
-    return found
+    return limits.held(job_id)
 
 
 # -- queues --------------------------------------------------------------------------------------

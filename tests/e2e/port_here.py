@@ -40,7 +40,6 @@ class PortHere:
         """Do something in the port's loop, with nothing in between."""
 
         async def do() -> None:
-            assert self._port._state is not None
             what(self._port._state)
 
         self._do(do())

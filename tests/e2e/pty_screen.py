@@ -98,7 +98,6 @@ class Screen:
 
         eventually(over, "the program ends")
         self._read()
-        assert self.process.returncode is not None
         return self.process.returncode
 
     def is_given_back(self) -> bool:

@@ -391,8 +391,7 @@ def test_a_job_put_with_an_id_or_a_key_is_there_once(mill: Tidemill, client: Ton
     put = b"put 0 0 9 1 id=order-17\r\nx\r\n"
     first = client.ask(put)
     assert client.ask(put) == first
-    record = mill.broker.get("order-17")
-    assert record is not None
+    assert mill.broker.get("order-17") is not None
     keyed = client.ask(b"put 0 0 9 1 key=k\r\nx\r\n")
     assert client.ask(b"put 0 0 9 1 key=k id=other\r\ny\r\n") == keyed
     assert mill.broker.get("other") is None

@@ -312,7 +312,6 @@ def elsewhere(place: Place, code: str) -> subprocess.Popen[str]:
 def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q2
     code = "print(mill.broker.url, flush=True)\ninput()\nq.put(time.monotonic())"
     with elsewhere(place, code) as putter:
-        assert putter.stdin is not None
         putter.stdout.readline()
         timer = threading.Timer(0.3, lambda: putter.communicate("go\n"))
         timer.start()
@@ -327,7 +326,6 @@ def test_a_put_of_another_process_wakes_the_get(place: Place) -> None:  # case Q
 def test_a_put_that_returned_survives_the_kill_of_its_producer(place: Place) -> None:  # case Q7
     code = "for n in range(10**9):\n    q.put(n)\n    print(n, flush=True)"
     with elsewhere(place, code) as producer:
-        assert producer.stdout is not None
         said = [int(producer.stdout.readline()) for _ in range(50)]
         producer.kill()
         said += [int(line) for line in producer.stdout.read().split()]

@@ -59,7 +59,6 @@ def test_accepted_jobs_survive_the_kill_of_the_server(place: Place, server: JobS
         "for n in range(400):\n    mill.queue('q').put(n)\n    print(n, flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as producer:
-        assert producer.stdout is not None
         for until in (50, 150):
             while int(producer.stdout.readline()) < until:
                 pass

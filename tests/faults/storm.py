@@ -176,7 +176,6 @@ class Storm:
     def _drain(self, until: float) -> None:
         """Run what is left. A minute after the last blow nothing may be held without a holder."""
         grace = "--stuck-grace", str(DRAIN)
-        assert self.witness is not None
         half = self.place.worker(*grace, env={"STORM_LACKS": "rare"}).wait_ready()
         whole = self.place.worker(*grace, slots=6).wait_ready()
         done, left = functools.partial(_has_ended, self.place), until - time.monotonic()

@@ -95,7 +95,6 @@ class JobServer(Server):
     def end(self, signum: int = signal.SIGTERM) -> int:
         """Ask it to end, and wait; its exit code."""
         process = self.process
-        assert process is not None
         self.stop(signum)
         return int(process.returncode)
 

@@ -347,7 +347,6 @@ class FakeProcess:
 
     def _await(self, run: FakeRun, child: Any = None) -> None:
         """Wait for the end of another job, as a task that asks for its result."""
-        assert self._waits is not None
         if child is None:
             child = run.how.awaits.enqueue()
             try:

@@ -110,9 +110,7 @@ def put(broker: Any, *ids: str, task: str = "t") -> None:
 
 
 def get(broker: Any, job_id: str) -> Record:
-    record = broker.get(job_id)
-    assert record is not None
-    return record
+    return broker.get(job_id)
 
 
 def me(broker: Any) -> None:

@@ -112,9 +112,7 @@ def exchanges(mill: Tidemill, monkeypatch: pytest.MonkeyPatch) -> LossyExchanges
 
 
 def taken(mill: Tidemill) -> Message:
-    message = mill.queue("q").get(timeout=0)
-    assert message is not None
-    return message
+    return mill.queue("q").get(timeout=0)
 
 
 def ready(mill: Tidemill) -> int:

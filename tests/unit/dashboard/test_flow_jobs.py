@@ -46,7 +46,6 @@ def test_a_job_that_waits_by_after_names_the_jobs_before_it(mill: Tidemill, anna
     handle = mill.enqueue(flow)
     job_id = f"{handle.id}.0000002"
     record = mill.broker.get(job_id)
-    assert record is not None
     assert f"{handle.id}.0000000 (ready)" in explain_in(mill.broker, record)
     run_all(mill)
     page = anna.get(f"/jobs/{job_id}")

@@ -27,8 +27,6 @@ def brokers(tmp_path: Path) -> Iterator[tuple[DjangoBroker, DjangoBroker]]:
     """Two processes on one store; the database has answered for long."""
     url = django_on_sqlite(str(tmp_path / "store"))
     one, other = open_broker(url), open_broker(url)
-    assert isinstance(one, DjangoBroker)
-    assert isinstance(other, DjangoBroker)
     with contextlib.closing(one), contextlib.closing(other):
         one._owners._store.database.since -= 3600
         yield one, other

@@ -121,7 +121,6 @@ def test_an_owner_that_opens_a_limit_after_its_last_look_is_woken(
     falls_asleep(broker)
     with connect(url, autocommit=True, options=f"-csearch_path={schema}") as conn:
         row = conn.execute("SELECT pg_get_functiondef('look_again'::regproc)").fetchone()
-        assert row is not None
         end = "    due := d - clock(p);\n"
         assert end in row[0]
         conn.execute(row[0].replace(end, end + SETTLE.format(lease.token)).encode())
