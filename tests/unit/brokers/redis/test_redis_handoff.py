@@ -251,6 +251,7 @@ def test_a_lease_that_the_worker_has_not_heard_of_is_no_stray(broker: RedisBroke
 # -- a server that has lost its last writes -------------------------------------------------------
 
 
+@pytest.mark.everyday
 def test_a_late_verdict_settles_no_task_that_drew_its_token_again(broker: RedisBroker) -> None:
     # laws 3, 4: the server has lost the steps that gave the higher tokens
     worker = Sleeper(broker)
