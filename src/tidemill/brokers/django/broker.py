@@ -136,7 +136,6 @@ class DjangoBroker(StoreCalls):
         self._open()
 
     def after_fork_child(self) -> None:
-        """Leave connections and owners to the parent, in a forked child."""
         if not self._closed:
             self._store.database.after_fork_child()
             self._owners.after_fork_child()
@@ -150,7 +149,6 @@ class DjangoBroker(StoreCalls):
 
     @property
     def identity(self) -> str:
-        """The name of this store; no other store has this name."""
         return f"django {self._store.name}"
 
     @property
@@ -262,7 +260,6 @@ class DjangoBroker(StoreCalls):
     wait_space = by("waits", JobWaits.wait_space, "for_space")
 
     def get_many(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of several jobs, in the order of the ids."""
         return self._open().read(lambda rows: inspect.get(rows, ids))
 
     def was_here(self, job_id: str) -> bool:

@@ -341,7 +341,6 @@ class Database:
         self._spares.close()
 
     def after_fork_child(self) -> None:
-        """Leave the connections to the parent, in a forked child."""
         _forked.append(self._spares)
         self._spares = self._no_spares()
 

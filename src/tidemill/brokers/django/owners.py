@@ -108,8 +108,6 @@ class AttachedOwner(shared.ConnectedOwner):
 
 
 class Owners(shared.Owners[AttachedOwner]):
-    """The owners that this process has in one store."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         super().__init__(Liveness(os.path.join(store.folder(), "owners")))
@@ -174,6 +172,5 @@ class Owners(shared.Owners[AttachedOwner]):
         return row.late <= 0 if proof.late > 0 else self._liveness.alive(row.number)
 
     def reap(self) -> int:
-        """Give back the leases of dead owners; return the number of dead owners."""
         self._changes += 1
         return super().reap()

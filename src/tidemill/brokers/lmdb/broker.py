@@ -126,7 +126,6 @@ class LmdbBroker(StoreCalls):
 
     @property
     def identity(self) -> str:
-        """The identity of this store; no other store has the same."""
         return self._time.identity
 
     @property
@@ -134,7 +133,6 @@ class LmdbBroker(StoreCalls):
         return self._owners.boards
 
     def after_fork_child(self) -> None:
-        """Drop owners and sleepers in a forked child: they belong to the parent."""
         self._owners.after_fork_child()
         self.waits.after_fork_child()
 
@@ -287,7 +285,6 @@ class LmdbBroker(StoreCalls):
         return ready
 
     def reap(self) -> int:
-        """Give back the jobs of owners that died; return the number of these owners."""
         self._check_open()
         return self._owners.reap()
 

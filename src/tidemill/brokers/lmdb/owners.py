@@ -90,7 +90,6 @@ class Owners(shared.Owners[LocalOwner]):
         return self._store.folder_of("boards")
 
     def listed(self) -> list[Owner]:
-        """The owners attached now, in any process."""
         rows = self._rows()
         alive = self._liveness.alive
         return [row.owner for row in rows if row.owner.lease or alive(row.number)]
@@ -171,7 +170,6 @@ class Owners(shared.Owners[LocalOwner]):
             self._give_up([attached])
 
     def leave(self) -> None:
-        """Take local owners off the list when the broker closes; remote owners stay."""
         # If the list cannot be written, other owners notice that these owners are gone.
         with contextlib.suppress(BrokerUnavailable, StoreFull):
             for attached in list(self._by_id.values()):
@@ -227,7 +225,6 @@ class Owners(shared.Owners[LocalOwner]):
         return (yield from super().parked(attached, timeout, fds))
 
     def reap(self) -> int:
-        """Give back the jobs of owners that died; return the number of these owners."""
         # Does nothing to a store that is gone: its files may now belong to another store.
         self._store.room.check_place()
         return super().reap()

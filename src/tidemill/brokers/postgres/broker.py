@@ -102,7 +102,6 @@ class PostgresBroker(StoreCalls):
         self.waits.heard()
 
     def after_fork_child(self) -> None:
-        """Leave connections, owners and sleepers to the parent, in a forked child."""
         if not self._closed:
             self._session.after_fork_child()
             self._owners.after_fork_child()
@@ -122,7 +121,6 @@ class PostgresBroker(StoreCalls):
 
     @property
     def identity(self) -> str:
-        """The name of this store; no other store has this name."""
         return f"postgresql {self._session.installed.store}"
 
     @property

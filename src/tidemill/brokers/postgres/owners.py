@@ -34,8 +34,6 @@ _OWNER = msgspec.msgpack.Decoder(Owner)
 
 
 class AttachedOwner(shared.ConnectedOwner):
-    """An owner whose calls this process makes."""
-
     def __init__(self, session: Session, owner: Owner, number: int) -> None:
         super().__init__(owner, number)
         self._session = session
@@ -68,8 +66,6 @@ class AttachedOwner(shared.ConnectedOwner):
 
 
 class Owners(shared.Owners[AttachedOwner]):
-    """The owners that this process has in one store."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         folder = folder_here(session.installed.store)
@@ -82,7 +78,6 @@ class Owners(shared.Owners[AttachedOwner]):
         return folder_here(self._session.installed.store, "boards")
 
     def listed(self) -> list[Owner]:
-        """The owners on the list, in any process."""
         return [row.owner for row in self._rows()]
 
     def _rows(self) -> list[Row]:

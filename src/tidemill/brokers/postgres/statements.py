@@ -311,7 +311,6 @@ class Session:
         self.connections.close()
 
     def after_fork_child(self) -> None:
-        """Leave all connections to the parent, in a forked child."""
         if self.wake_ups is not None:
             self.wake_ups.after_fork_child()
         self.connections.after_fork_child()

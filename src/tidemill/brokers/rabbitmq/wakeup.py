@@ -56,6 +56,5 @@ class WakeUp:
             self._pipe.close()
 
     def after_fork_child(self) -> None:
-        """In a forked child: close the copy of the parent's pipe."""
         self._closed = True
         self._pipe.after_fork_child()

@@ -101,7 +101,6 @@ class RedisBroker(StoreCalls):
         self._history = HistoryTable(self._lines)
 
     def after_fork_child(self) -> None:
-        """In a forked child: close the copies of the parent's connections and owners."""
         if not self._closed:
             self._owners.after_fork_child()
             self.waits.after_fork_child()

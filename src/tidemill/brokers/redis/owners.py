@@ -149,8 +149,6 @@ class AttachedOwner(shared.ConnectedOwner):
 
 
 class Owners(shared.Owners[AttachedOwner]):
-    """The owners of one store on a Redis server whose calls this process makes."""
-
     def __init__(self, lines: ServerConnections, brisk: ServerConnections, lease: float) -> None:
         """Set up; ``brisk`` connections have no patience, since a reaper has deadlines to keep."""
         super().__init__(Liveness(None))
@@ -165,7 +163,6 @@ class Owners(shared.Owners[AttachedOwner]):
     # -- the list -------------------------------------------------------------------------------
 
     def listed(self) -> list[Owner]:
-        """The owners on the list, in any process."""
         return [row.owner for row in _rows(self.lines)]
 
     def _rows(self) -> list[Row]:
