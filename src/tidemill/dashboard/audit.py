@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 routes = Routes()
 
-KEPT = 90 * 86_400.0
-"""Seconds for which an entry is kept."""
-
+KEPT = 90 * 86_400.0  # seconds for which an entry is kept
 _LAST = 1 << 52
 _number = itertools.count()
 

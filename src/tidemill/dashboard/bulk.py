@@ -42,12 +42,8 @@ from tidemill.errors import InvalidOption, TidemillError
 log = logging.getLogger("tidemill.dashboard")
 routes = Routes()
 
-SILENT = 10.0
-"""Seconds. A running operation counts as interrupted when its note is older than this."""
-
-RATES = (5, 20, 100, 500, 0)
-"""The rates that the page offers, in jobs per second; 0 for no limit."""
-
+SILENT = 10.0  # seconds: a running operation with an older note counts as interrupted
+RATES = (5, 20, 100, 500, 0)  # the rates that the page offers, in jobs per second; 0 for no limit
 _KEPT = 90 * 86_400.0  # seconds for which a note is kept
 _SHOWN = 100
 _FIRST_MOST = 1000
@@ -56,9 +52,7 @@ _LOOK_EVERY = 1.0  # seconds between two looks whether a user asks to stop
 _PROBE_EVERY = 0.5  # seconds between two reads of the jobs that were retried first
 _PROBE_MOST = 300.0  # seconds in which the jobs that were retried first must end
 _EXAMPLES = 5
-_PATIENCE = 0.06
-"""Seconds for which a preview counts jobs, unless the user asks to count all."""
-
+_PATIENCE = 0.06  # seconds for which a preview counts jobs, unless the user asks to count all
 _TITLES = {name: f"{action.label} all that match" for name, action in ACTIONS.items()}
 _TITLES["restore"] = "Restore a purge"
 

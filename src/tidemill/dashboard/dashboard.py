@@ -62,8 +62,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Who = Callable[[Any], User | Awaitable[User | None] | None]
 
 _OTHERS = Router()  # answers the start and the end of a server, and refuses web sockets
-
-MODULES = (
+MODULES = (  # each has its ``routes``; the first route that matches a path answers
     http,
     look,
     overview,
@@ -80,9 +79,8 @@ MODULES = (
     audit,
     settings,
 )
-"""The modules of pages. Each has its ``routes``; the first route that matches a path answers."""
 
-NAVIGATION = (
+NAVIGATION = (  # path, name, icon and key (after ``g``) of each link
     ("/", "Overview", "gauge", "o"),
     ("/queues", "Queues", "queues", "q"),
     ("/jobs", "Jobs", "list", "j"),
@@ -96,7 +94,6 @@ NAVIGATION = (
     ("/audit", "Audit", "audit", "a"),
     ("/settings", "Settings", "settings", "e"),
 )
-"""Path, name, icon and key (after ``g``) of each link."""
 
 
 class Dashboard:

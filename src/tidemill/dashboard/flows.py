@@ -216,12 +216,8 @@ def retry(page: Page, flow_id: str) -> Response:
     return page.redirect(page.url("/flows/{}", flow_id), text, "ok" if retried else "error")
 
 
-MOST_NODES = 150
-"""The most boxes that a drawing has before members of groups are folded."""
-
-FOLD_LEAST = 4
-"""The least number of jobs that become one box."""
-
+MOST_NODES = 150  # the most boxes that a drawing has before members of groups are folded
+FOLD_LEAST = 4  # the least number of jobs that become one box
 BOX = (190, 46)
 _GAP = (44, 16)
 _PAD = 12

@@ -15,10 +15,8 @@ from tidemill.core.fingerprint import FRAME, package_of
 from tidemill.core.words import counted
 from tidemill.doctor import words
 
-NOTHING = "\N{EN DASH}"
-"""The text of an unknown value."""
-
-ICONS = {
+NOTHING = "\N{EN DASH}"  # the text of an unknown value
+ICONS = {  # the icon of each state, by its name in ``templates/icons.svg``
     "waiting": "link",
     "scheduled": "clock",
     "ready": "inbox",
@@ -29,7 +27,6 @@ ICONS = {
     "expired": "hourglass",
     "paused": "pause",
 }
-"""The icon of each state, by its name in ``templates/icons.svg``."""
 
 
 def number(value: float | None) -> str:
@@ -147,4 +144,3 @@ FILTERS = {
     "json": as_json,
     "frames": frames,
 }
-"""The filters of templates."""

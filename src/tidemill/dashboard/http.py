@@ -21,9 +21,7 @@ from tidemill.dashboard.routes import Routes
 if TYPE_CHECKING:
     from tidemill.dashboard.page import Page
 
-MOST_BODY = 1 << 20
-"""The most bytes of a form."""
-
+MOST_BODY = 1 << 20  # the most bytes of a form
 _MOST_FIELDS = 2000
 _MOST_QUERY = 16_384
 

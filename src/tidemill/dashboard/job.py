@@ -303,9 +303,7 @@ def _rank(text: str, record: Record) -> int:
     return rank_of(priority)
 
 
-RERUN_OF = "rerun-of"
-"""The header of an edited repeat of a job: the id of the original job."""
-
+RERUN_OF = "rerun-of"  # the header of an edited repeat of a job: the id of the original job
 _RELATIVES_MOST = 50
 _LATEST = 10
 _LOOK = 3000  # jobs that the search for the latest jobs of a task reads
@@ -461,7 +459,7 @@ def latest_jobs(mill: Tidemill, what: Filter, without: str = "") -> Listed:
     return Listed(records, cursor, is_full=not cursor)
 
 
-_IMPORTS = {
+_IMPORTS = {  # for the names in the ``repr`` of values that :func:`unpack` gives
     "datetime": "import datetime",
     "zoneinfo": "import zoneinfo",
     "Decimal": "from decimal import Decimal",
@@ -469,7 +467,6 @@ _IMPORTS = {
     "inf": "from math import inf",
     "nan": "from math import nan",
 }
-"""The statements for the names in the ``repr`` of values that :func:`unpack` gives."""
 
 
 def _call(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:

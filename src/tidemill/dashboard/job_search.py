@@ -21,10 +21,8 @@ from tidemill.core.job import FINISHED, HIDDEN, Record, State
 from tidemill.core.suggest import did_you_mean
 from tidemill.errors import InvalidOption
 
-LONGEST = 1000
-"""The most characters of a search text."""
-
-FIELDS = {
+LONGEST = 1000  # the most characters of a search text
+FIELDS = {  # the fields of a search, with their help texts
     "state": "the state, as state:failed,expired; also state:unfinished and state:finished",
     "task": "the name of the task",
     "queue": "the queue",
@@ -35,11 +33,8 @@ FIELDS = {
     "failure": "the fingerprint of the latest error",
     "group": "the id of the group, chain or flow",
 }
-"""The fields of a search, with their help texts."""
 
-SECRET = frozenset({"args", "key"})
-"""Fields whose values may show arguments of jobs."""
-
+SECRET = frozenset({"args", "key"})  # fields whose values may show arguments of jobs
 _TOKEN = re.compile(r'(?:([a-z]+):)?((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$)')
 _PIECE = re.compile(r'"((?:[^"\\]|\\.)*)"|([^"]+)')
 _PUSHED = {"args": "text", "group": "id_prefix"}
@@ -198,14 +193,9 @@ def _states(value: str) -> frozenset[State]:
     return states
 
 
-LOOK = 2500
-"""The most jobs that the store checks in one read of a search with conditions."""
-
-_BATCH = 200
-"""Records that one read gets when the store checks only a part of the search."""
-
-PATIENCE = 0.08
-"""Seconds after which a page ends, even if it is not full."""
+LOOK = 2500  # the most jobs that the store checks in one read of a search with conditions
+_BATCH = 200  # records that one read gets when the store checks only a part of the search
+PATIENCE = 0.08  # seconds after which a page ends, even if it is not full
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -210,9 +210,7 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-RETRY_FIRST = 5
-"""The number of failed jobs that are retried first. If these jobs succeed, the others follow."""
-
+RETRY_FIRST = 5  # failed jobs that are retried first; if they succeed, the others follow
 _REASONS_SHOWN = 3
 
 
@@ -280,7 +278,6 @@ ACTIONS = {
         "Delete? The jobs are gone with their results, in any state.",
     ),
 }
-"""The actions on jobs, by name."""
 
 
 class Done(NamedTuple):

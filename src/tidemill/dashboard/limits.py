@@ -42,10 +42,7 @@ def limits(page: Page) -> Response:
     stats = with_limits(page.mill.broker, "the page of limits").limits()
     running = _running(page)
     return page.render(
-        "limits.html",
-        title="Limits",
-        section="/limits",
-        rows=[_row(one, running) for one in stats],
+        "limits.html", title="Limits", section="/limits", rows=[_row(one, running) for one in stats]
     )
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EVERY = 1.0
-"""Seconds for which viewers share a look."""
+EVERY = 1.0  # seconds for which viewers share a look
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -129,8 +128,7 @@ class Looks:
 
 routes = Routes()
 
-KEEP_ALIVE = 15.0
-"""Seconds after which a stream without events sends a comment, so that no proxy closes it."""
+KEEP_ALIVE = 15.0  # seconds until a silent stream sends a comment, so that no proxy closes it
 
 
 class News:

@@ -166,19 +166,15 @@ def _charts(page: Page, over: Window) -> list[dict[str, Any]]:
     ]
 
 
-_SHARED = 3.0
-"""Seconds for which viewers share the findings."""
-
+_SHARED = 3.0  # seconds for which viewers share the findings
 _SAMPLE_SHARED = 10.0
-
-_PLACES = {
+_PLACES = {  # the page that shows more about the findings of a check
     **dict.fromkeys(("disk", "map", "space", "grants", "moved"), "/settings"),
     **dict.fromkeys(("workers", "clock", "versions"), "/workers"),
     **dict.fromkeys(("queues", "backlog"), "/queues"),
     "schedules": "/schedules",
     "limits": "/limits",
 }
-"""The page that shows more about the findings of a check."""
 
 
 class Problem(NamedTuple):

@@ -43,7 +43,6 @@ _TEMPLATES.globals["icon_of"] = ICONS
 
 _MESSAGE = "tidemill_flash"
 _ZONE = "tidemill_zone"
-
 _DAY = 86_401  # seconds; history reads more than 24 hours from rows by hour
 _FEW = 20  # runs of a task; fewer do not tell what is usual
 

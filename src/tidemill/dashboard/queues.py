@@ -39,18 +39,11 @@ from tidemill.limits.declare import rate_text, terms_text
 
 routes = Routes()
 
-_RATE_OVER = 5
-"""The rates of a queue are counted over this many whole minutes and the current minute."""
-
-_LATELY = 60.0 * (_RATE_OVER + 1)
-"""Seconds without a minute in the history after which the trend of a queue is unknown."""
-
-_TREND = 20.0
-"""Seconds after which a change of the number of ready jobs tells whether a queue shrinks."""
-
+_RATE_OVER = 5  # whole minutes, besides the current one, over which rates are counted
+_LATELY = 60.0 * (_RATE_OVER + 1)  # seconds without history after which the trend is unknown
+_TREND = 20.0  # seconds after which a change of the ready jobs tells whether a queue shrinks
 _MOST_SHOWN = 200
-_RESTORED_AT_ONCE = 1000
-"""The most purged jobs of a queue that a request restores; more are restored in the background."""
+_RESTORED_AT_ONCE = 1000  # the most jobs that a request restores; more go to the background
 _PURGES_SHOWN = 20
 _SORTS = ("ready", "running", "failed", "name")
 

@@ -15,7 +15,7 @@ from tidemill.dashboard.routes import Routes
 
 routes = Routes()
 
-MEANING = {
+MEANING = {  # the use of each feature, in words
     Feature.DURABLE: "jobs survive kill -9 of every process",
     Feature.PROCESSES: "several processes share the store",
     Feature.IDS: "a caller may choose the id of a job",
@@ -42,9 +42,8 @@ MEANING = {
     Feature.HISTORY: "rates, times, failures, audit",
     Feature.REMOTE_OWNERS: "workers on other machines over HTTP",
 }
-"""The use of each feature, in words."""
 
-_LABELS = {
+_LABELS = {  # of facts whose names alone are not clear
     "file_bytes": "size of the file",
     "used_bytes": "used in the file",
     "map_bytes": "most that the file may hold",
@@ -53,7 +52,6 @@ _LABELS = {
     "memory_bytes": "memory in use",
     "maxmemory_bytes": "most memory (maxmemory)",
 }
-"""Labels of facts whose names alone are not clear."""
 
 
 @routes.get("/settings")

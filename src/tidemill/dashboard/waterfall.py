@@ -14,17 +14,10 @@ import msgspec
 from tidemill.client.explain import attempt_text, is_stuck, with_interrupted_runs
 from tidemill.core.job import CANCEL_ASKED, GROUP, Attempt, Outcome, Record, State, was_held
 
-LEAST = 0.001
-"""Seconds; a shorter gap is no span."""
-
-WIDTH = 1000.0
-"""The width of a drawing in its own units."""
-
-LEAST_BAR = 4.0
-"""The least width of a bar, so that people can see it."""
-
-_FOLD = 0.75
-"""A wait that fills more than this part of the whole is drawn shorter."""
+LEAST = 0.001  # seconds; a shorter gap is no span
+WIDTH = 1000.0  # the width of a drawing in its own units
+LEAST_BAR = 4.0  # the least width of a bar, so that people can see it
+_FOLD = 0.75  # a wait that fills more than this part of the whole is drawn shorter
 
 _STATES = {
     Outcome.SUCCESS: "succeeded",

@@ -12,8 +12,7 @@ from tidemill.client.history import FailureNumbers, QueueNumbers, Series, TaskNu
 from tidemill.core.clock import clock
 from tidemill.dashboard.page import Page
 
-Line = tuple[str, str, Sequence[float | None]]
-"""The name of a line in a chart, the name of its colour, and its values."""
+Line = tuple[str, str, Sequence[float | None]]  # of a chart: name, name of its colour, values
 
 
 class Window(NamedTuple):

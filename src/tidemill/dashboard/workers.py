@@ -30,10 +30,7 @@ _COMMANDS = {
     "stop": "was asked to stop: it finishes its running jobs within its grace time",
 }
 _AUDIT = {"quiet": "quieted worker", "stop": "stopped worker"}
-
-LONGEST = 60.0
-"""The length of the longest profile in seconds: the browser waits for the end of a profile."""
-
+LONGEST = 60.0  # seconds of the longest profile: the browser waits for its end
 HERTZ = 100.0
 
 

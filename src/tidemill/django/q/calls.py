@@ -29,17 +29,13 @@ from tidemill.workflows.compose import Flow, group
 
 RUN, HOOK = "tidemill.django.q.run", "tidemill.django.q.hook"
 
-OPTIONS = (
+OPTIONS = (  # the keywords of ``async_task`` that are not arguments of the function
     *("hook", "group", "timeout", "save", "sync", "cached", "broker", "cluster", "task_name"),
     *("ack_failure", "iter_count", "iter_cached", "chain", "priority"),
 )
-"""The keywords of ``async_task`` that are not arguments of the function."""
 
-IDS_PER_JOB = 1000
-"""The most ids that one job of ``delete_group`` names."""
-
-KEPT_FOR = 30 * 86400.0
-"""Seconds for which the store remembers that a task has left its group."""
+IDS_PER_JOB = 1000  # the most ids that one job of ``delete_group`` names
+KEPT_FOR = 30 * 86400.0  # seconds for which the store remembers that a task has left its group
 
 Func = Callable[..., Any] | str
 Options = dict[str, Any]

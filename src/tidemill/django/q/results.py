@@ -15,11 +15,8 @@ from tidemill.django.model_arguments import of_key
 from tidemill.django.project import DjangoMill, project_mill
 from tidemill.errors import JobNotFound, ResultTimeout
 
-UNGROUP = "tidemill.django.q.ungroup"
-"""The task of jobs that only record, in their arguments, which tasks have left their group."""
-
-POLL = 0.05
-"""Seconds between two reads of a group whose tasks are not all enqueued yet."""
+UNGROUP = "tidemill.django.q.ungroup"  # its arguments are the tasks that have left their group
+POLL = 0.05  # seconds between two reads of a group whose tasks are not all enqueued yet
 
 
 def group_tag(name: str) -> str:
