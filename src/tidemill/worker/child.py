@@ -174,12 +174,14 @@ class Child:
         elif thread.job is not None:
             run_sync(self.executor.execute(thread.job))
             thread.job, starts = self.slots.next()
-            self.loop.launch(starts)
+            if starts:
+                self.loop.launch(starts)
             if thread.job is None:
                 # This thread is free and sends by itself: the timekeeper need not wake up.
                 self.out.flush(wait=False)
         else:
-            self.loop.launch(self.slots.park(thread))
+            if starts := self.slots.park(thread):
+                self.loop.launch(starts)
             thread.wake.acquire()
 
     def read(self, thread: PoolThread | None = None) -> None:
@@ -188,7 +190,8 @@ class Child:
             while not self.slots.over and (thread is None or thread.reads):
                 for down in self.socket.receive():
                     self._carry_out(down)
-                self.loop.launch(self.slots.assign(thread))
+                if starts := self.slots.assign(thread):
+                    self.loop.launch(starts)
         except Closed:
             self.cut_off()
         except BaseException as error:
@@ -325,7 +328,8 @@ class Child:
             while True:
                 self.out.sleep(self._next_look())
                 now = clock.machine()
-                if not self.loop.blocks(self.timeouts.running.values(), now):
+                runs = self.timeouts.running
+                if not (runs and self.loop.blocks(runs.values(), now)):
                     # A heartbeat shows that a job can still end.
                     self.scoreboard.beat(self.setup.first_slot, now)
                 if now - ticked >= TICK:

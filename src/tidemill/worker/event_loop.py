@@ -57,8 +57,6 @@ class Loop:
 
     def launch(self, jobs: list[WaitingJob]) -> None:
         """Start jobs, from any thread."""
-        if not jobs:
-            return
         try:
             loop = self.begun()
         except (OSError, RuntimeError) as error:  # no descriptor or no thread is left

@@ -29,6 +29,7 @@ and no entry in the ready table. Times are microseconds as unsigned 64-bit integ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import struct
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from typing import NamedTuple
 import lmdb
 
 from tidemill.brokers.contract.history_rows import QUEUE_TOTALS
+from tidemill.core.clock import id_floor
 
 FORMAT = 1  # the format number; it grows when an older tidemill can no longer read new data
 
@@ -172,3 +174,12 @@ def tokens_of(txn: lmdb.Transaction[bytes], tables: Tables, owner: int, told: in
     """The tokens of an owner's leases that are higher than ``told``."""
     rows = rows_of(txn, tables.lease, NUMBER.pack(owner), LEASE_KEY.pack(owner, told + 1))
     return [LEASE_KEY.unpack(key)[1] for key, _ in rows]
+
+
+_AHEAD, _BEHIND = 1, 86_400  # seconds that an id in order may differ from the clock
+
+
+@functools.lru_cache(2)
+def ids_about(second: int) -> tuple[bytes, bytes]:
+    """The bounds of ids that are made at about this second."""
+    return id_floor(second - _BEHIND), id_floor(second + _AHEAD)

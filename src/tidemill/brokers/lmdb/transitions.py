@@ -117,9 +117,20 @@ class Transitions:
         self.ended: list[tuple[Stored, int]] = []  # jobs whose children are yet to be counted down
         self.lost: list[LostJob] = []  # jobs that failed because they were lost with their workers
         self._shrunk: set[str] = set()
-        self.limiters = Limiters(self)
-        self.partitions = Partitions(self)
-        self.order = Order(self)
+        self._has_limits = False  # True when this commit uses ``limiters``, as few commits do
+
+    @functools.cached_property
+    def limiters(self) -> Limiters:
+        self._has_limits = True
+        return Limiters(self)
+
+    @functools.cached_property
+    def partitions(self) -> Partitions:
+        return Partitions(self)
+
+    @functools.cached_property
+    def order(self) -> Order:
+        return Order(self)
 
     @functools.cached_property
     def departure(self) -> Departure | None:
@@ -302,8 +313,9 @@ class Transitions:
 
     def sync(self) -> None:
         """Bring the ready table, hints and due times up to date with the limits."""
-        self.partitions.sync()
-        self.limiters.sync()
+        if self._has_limits:
+            self.partitions.sync()
+            self.limiters.sync()
 
     def next_due(self) -> float:
         """Seconds until the next due time; 0 or less when it has come, infinity for never."""
@@ -415,9 +427,11 @@ class Transitions:
         if self.store.wakeups.anyone():
             self._ring()
             self.sync()
-        self.partitions.write()
-        self.limiters.write()
-        self.order.write()
+        if self._has_limits:
+            self.partitions.write()
+            self.limiters.write()
+        if "order" in vars(self):  # this commit has stored jobs
+            self.order.write()
         self._write_rows()
         write_history(self)
         if self._kept is not None and self._kept != self._first_kept:
@@ -442,7 +456,8 @@ class Transitions:
     def committed(self) -> None:
         for owner, number in self._told:
             owner.told = number
-        self.store.remember_lent(self.partitions.lent)
+        if self._has_limits:
+            self.store.remember_lent(self.partitions.lent)
 
     def ring_rest(self, names: Sequence[str] = ()) -> None:
         """Pass on a hint for jobs that may be ready: in the named queues, or else in all queues."""
@@ -460,7 +475,7 @@ class Transitions:
 
     def _stands(self, row: Row, kind: int) -> bool:
         """False when all ready jobs of a queue wait for limits."""
-        if not self.partitions.any:
+        if not (self._has_limits and self.partitions.any):
             return True
         cursor = self.txn.cursor(self.t.ready)
         for line in (row.lines[kind], row.lost_line)[: 2 - kind]:

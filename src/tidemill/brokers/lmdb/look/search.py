@@ -13,7 +13,6 @@ the id of the last job in order, at which the walk through the job table goes on
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import operator
@@ -36,6 +35,7 @@ from tidemill.brokers.lmdb.layout import (
     READY_KEY,
     Row,
     Tables,
+    ids_about,
     rows_of,
 )
 from tidemill.brokers.lmdb.put.unique import successors
@@ -52,7 +52,6 @@ from tidemill.brokers.lmdb.record import (
     number_in,
     state_and_line,
 )
-from tidemill.core.clock import id_floor
 from tidemill.core.job import State
 
 if TYPE_CHECKING:
@@ -254,7 +253,6 @@ def queue_rows(store: Store, txn: Txn) -> Iterator[Row]:
 
 
 FIRST = 1 << 64  # a bound above all numbers
-_AHEAD, _BEHIND = 1, 86_400  # seconds that an id in order may differ from the clock
 _ENTRY = struct.Struct(">cQ")  # i, number
 Numbered = Iterator[tuple[int, bytes, bytes, bool]]  # number, id, record, in order or not
 
@@ -290,12 +288,6 @@ class Order:
         """Store the bounds, if they changed."""
         if self._ahead and (bounds := self._bottom + b" " + self._top) != self._stored:
             self._commit.txn.put(self._commit.store.key("order"), bounds)
-
-
-@functools.lru_cache(2)
-def ids_about(second: int) -> tuple[bytes, bytes]:
-    """The bounds of ids that are made at about this second."""
-    return id_floor(second - _BEHIND), id_floor(second + _AHEAD)
 
 
 def newest(store: Store, txn: Txn, views: Txn, below: int, at: bytes) -> Numbered:

@@ -14,8 +14,15 @@ import lmdb
 
 from tidemill.brokers.lmdb.engine.store import Store
 from tidemill.brokers.lmdb.engine.wakeup import LEASED, LOOK, NOTHING, TASKS, bloom, digest
-from tidemill.brokers.lmdb.layout import LEASE_KEY, LEASE_VALUE, MICRO, NUMBER, READY_KEY, Row
-from tidemill.brokers.lmdb.look.search import ids_about
+from tidemill.brokers.lmdb.layout import (
+    LEASE_KEY,
+    LEASE_VALUE,
+    MICRO,
+    NUMBER,
+    READY_KEY,
+    Row,
+    ids_about,
+)
 from tidemill.brokers.lmdb.put.put import OVERHEAD, id_taken
 from tidemill.brokers.lmdb.record import HEADER, READY
 from tidemill.core.crash_points import point
