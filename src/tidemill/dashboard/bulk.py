@@ -207,7 +207,6 @@ def _read(note: Schedule) -> Bulk:
 
 
 def operations(mill: Tidemill) -> list[Bulk]:
-    """All operations, the newest first."""
     found = [_read(note) for note in _notes(mill).list()]
     return sorted(found, key=lambda bulk: -bulk.started)
 
@@ -241,7 +240,6 @@ def _changed() -> InvalidOption:
 
 
 def request_stop(mill: Tidemill, bulk: Bulk) -> None:
-    """Ask the runner of an operation to stop."""
     while bulk.state == "running":
         bulk.state, bulk.text = "stopped", "a user stopped the operation"
         if not _keep(mill, bulk):  # the runner has written its progress meanwhile
@@ -323,15 +321,12 @@ class _LeftError(Exception):
 
 
 class _Runner:
-    """The thread of one operation."""
-
     def __init__(self, mill: Tidemill, bulk: Bulk) -> None:
         self._mill = mill
         self._bulk = bulk
         self.closing = threading.Event()  # the app is being closed
 
     def run(self) -> None:
-        """Work through all jobs."""
         bulk = self._bulk
         try:
             self._go_on()
@@ -453,7 +448,6 @@ class _Runner:
 
 @routes.get("/bulk")
 def bulk_list(page: Page) -> Response:
-    """The latest operations."""
     found = operations(page.mill)[:_SHOWN]
     return page.render(
         "bulk.html",
@@ -467,7 +461,6 @@ def bulk_list(page: Page) -> Response:
 
 @routes.get("/bulk/new", Role.OPERATOR)
 def preview(page: Page) -> Response:
-    """Preview an action on all jobs that match."""
     action, text = _action(page.request.arg("act")), page.request.arg("q")
     query = narrowed(query_of(page, text), action)
     return page.render(
@@ -487,7 +480,6 @@ def preview(page: Page) -> Response:
 
 @routes.post("/bulk", Role.OPERATOR)
 def start_bulk(page: Page) -> Response:
-    """Start an operation."""
     request = page.request
     action = _action(request.field("act"))
     page.need(ACTIONS[action].role)
@@ -509,7 +501,6 @@ def start_bulk(page: Page) -> Response:
 
 @routes.get("/bulk/{bulk_id}")
 def show(page: Page, bulk_id: str) -> Response:
-    """One operation."""
     one = get(page.mill, bulk_id)
     return page.render(
         "bulk_one.html",
@@ -522,7 +513,6 @@ def show(page: Page, bulk_id: str) -> Response:
 
 @routes.post("/bulk/{bulk_id}/stop", Role.OPERATOR)
 def stop_bulk(page: Page, bulk_id: str) -> Response:
-    """Stop an operation."""
     one = get(page.mill, bulk_id)
     request_stop(page.mill, one)
     page.audit(f"stopped {one.what}", one.query, one.done)
@@ -531,7 +521,6 @@ def stop_bulk(page: Page, bulk_id: str) -> Response:
 
 @routes.post("/bulk/{bulk_id}/resume", Role.OPERATOR)
 def resume_bulk(page: Page, bulk_id: str) -> Response:
-    """Resume an operation."""
     one = get(page.mill, bulk_id)
     page.need(Role.ADMIN if one.action == "restore" else ACTIONS[one.action].role)
     resume(page.mill, one)
@@ -541,7 +530,6 @@ def resume_bulk(page: Page, bulk_id: str) -> Response:
 
 @routes.post("/bulk/{bulk_id}/forget", Role.OPERATOR)
 def forget_bulk(page: Page, bulk_id: str) -> Response:
-    """Delete the note of an operation."""
     forget(page.mill, get(page.mill, bulk_id))
     return page.redirect(page.url("/bulk"), "deleted; the audit list still has the operation")
 

@@ -152,7 +152,6 @@ class Dashboard:
         self.navigation = NAVIGATION
 
     def serves(self, path: str) -> bool:
-        """True when there is a route of any method at this path."""
         return bool(routes_at(self.routes, path))
 
     def handle(self, scope: Scope, user: User | None, body: bytes = b"") -> Response:
@@ -246,7 +245,6 @@ class AsgiDashboard:
         self._user = user
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await _OTHERS(scope, receive, send)
             return
@@ -278,7 +276,6 @@ class WsgiDashboard:
         self._user = user
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request."""
         user = self._user(environ) if self._user is not None else User("")
         length = environ.get("CONTENT_LENGTH") or "0"
         size = min(int(length), MOST_BODY + 1) if length.isdigit() else 0
@@ -291,7 +288,6 @@ class WsgiDashboard:
 
 
 def scope_of(environ: Mapping[str, Any]) -> Scope:
-    """The scope of ASGI for a request of WSGI."""
     root, path = (
         str(environ.get(name, "")).encode("latin-1").decode("utf-8", "replace")
         for name in ("SCRIPT_NAME", "PATH_INFO")

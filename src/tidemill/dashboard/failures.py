@@ -60,7 +60,6 @@ class Failing(msgspec.Struct, frozen=True):
 
 @routes.get("/failed")
 def failed(page: Page) -> Response:
-    """All failures of a window."""
     over = window(page)
     kept = kept_jobs(page)
     rows = failing(page, over, kept)
@@ -166,7 +165,6 @@ def _found(page: Page, fingerprint: str) -> Failing:
 
 @routes.post("/failed/{fingerprint}/mute", Role.OPERATOR)
 def mute_failure(page: Page, fingerprint: str) -> Response:
-    """Mute a failure until it changes."""
     row = _found(page, fingerprint)
     mute(page.mill, row.numbers, row.rate, page.user.name)
     page.audit("muted failure", f"{row.numbers.task}: {row.numbers.error}")
@@ -176,7 +174,6 @@ def mute_failure(page: Page, fingerprint: str) -> Response:
 
 @routes.post("/failed/{fingerprint}/unmute", Role.OPERATOR)
 def unmute_failure(page: Page, fingerprint: str) -> Response:
-    """Show a failure again."""
     task = page.request.field("task")
     if not fingerprint.isalnum():
         raise InvalidOption("a fingerprint consists of letters and digits")
@@ -213,7 +210,6 @@ def mute(mill: Tidemill, failure: FailureNumbers, rate: float, who: str) -> None
 
 
 def unmute(mill: Tidemill, fingerprint: str, task: str) -> None:
-    """Show a failure again."""
     if note := _kept(mill).get(_name(fingerprint, task)):
         _kept(mill).delete(note)
 

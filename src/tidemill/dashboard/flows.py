@@ -124,7 +124,6 @@ def _progress(mill: Tidemill, record: Record) -> tuple[int | None, int | None]:
 
 @routes.get("/flows/{flow_id}")
 def flow(page: Page, flow_id: str) -> Response:
-    """The graph of a chain, a group or a flow."""
     need(page.mill.broker, Feature.FLOWS, "the graph of a flow")
     root = root_of(page.mill, flow_id)
     records, is_whole = jobs_of(page.mill, root)
@@ -198,7 +197,6 @@ def _note(record: Record) -> str:
 
 @routes.post("/flows/{flow_id}/cancel", Role.OPERATOR)
 def cancel(page: Page, flow_id: str) -> Response:
-    """Cancel all unfinished jobs of a flow."""
     count = cancel_all(page.mill.runtime, flow_id, terminate=False)
     page.audit("cancelled flow", flow_id, count)
     return page.redirect(page.url("/flows/{}", flow_id), f"asked {counted(count, 'job')} to stop")
@@ -284,7 +282,6 @@ def folded(nodes: Sequence[FlowNode], most: int = MOST_NODES) -> list[FlowNode]:
 
 
 def _box(some: Sequence[FlowNode]) -> FlowNode:
-    """Many nodes as one."""
     states = collections.Counter(node.state for node in some)
     worst = min(states, key=_BY_WEIGHT.index)
     note = ", ".join(f"{count:,} {state}" for state, count in states.most_common(2))

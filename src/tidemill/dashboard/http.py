@@ -63,7 +63,6 @@ class Request(StarletteRequest):
 
     @property
     def secure(self) -> bool:
-        """True when the browser uses https."""
         return bool(self.scope.get("scheme") == "https")
 
     @property
@@ -84,7 +83,6 @@ class LongResponse(StreamingResponse):
         self.parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, until its end or until the reader has gone."""
         try:
             await super().__call__(scope, receive, send)
         finally:

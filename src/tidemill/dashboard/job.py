@@ -62,7 +62,6 @@ def _record(page: Page, job_id: str) -> Record:
 
 @routes.get("/jobs/{job_id}")
 def job(page: Page, job_id: str) -> Response:
-    """One job."""
     record = _record(page, job_id)
     values = facts(page, record)
     return page.render(
@@ -131,7 +130,6 @@ def job_file(page: Page, job_id: str) -> Response:
 
 @routes.post("/jobs/{job_id}/act")
 def act_on_job(page: Page, job_id: str) -> Response:
-    """Retry, cancel, stop, alter or delete this job."""
     name = page.request.field("act")
     if name not in ACTIONS:
         raise InvalidOption(f"choose an action: {', '.join(ACTIONS)}")
@@ -151,7 +149,6 @@ def act_on_job(page: Page, job_id: str) -> Response:
 
 @routes.get("/jobs/{job_id}/alter", Role.OPERATOR)
 def alter(page: Page, job_id: str) -> Response:
-    """A form for another priority or queue of this job."""
     record = _record(page, job_id)
     return alter_form(page, page.url("/jobs/{}/act", job_id), [record.envelope.id], record)
 
@@ -372,7 +369,6 @@ def in_full(value: Any) -> str:
 
 
 def result_of(record: Record) -> Shown | None:
-    """The result of a job that succeeded, in full."""
     if record.state is not State.SUCCEEDED:
         return None
     try:
@@ -392,7 +388,6 @@ def known_of(mill: Tidemill, record: Record, look: Look, now: float) -> Known:
 
 
 def cause_of(mill: Tidemill, record: Record, look: Look) -> Cause:
-    """Why a ready job waits at this moment."""
     queue = record.envelope.queue
     row = look.queue(queue) or QueueStats(name=queue)
     return Cause(*why_ready(mill.broker, record, row, len(look.serving(queue))))

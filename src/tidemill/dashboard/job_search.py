@@ -83,7 +83,6 @@ class JobQuery(msgspec.Struct, frozen=True):
 
 
 def failure_in(record: Record) -> Failure:
-    """The failure of the latest attempt of a job."""
     last = record.attempts[-1] if record.attempts else None
     return failure_of(record.latest_error, last.traceback if last and last.error else "")
 

@@ -67,7 +67,6 @@ def query_of(page: Page, text: str) -> JobQuery:
 
 @routes.get("/jobs")
 def jobs(page: Page) -> Response:
-    """The jobs of a search, newest first."""
     text, cursor = page.request.arg("q").strip(), page.request.arg("cursor")
     if not text and not page.has(Feature.INSPECT):  # without INSPECT only failed jobs are listed
         return page.redirect(page.url("/jobs", q="state:failed"))
@@ -288,7 +287,6 @@ class Done(NamedTuple):
     reasons: list[tuple[str, int]]
 
     def text(self, name: str) -> str:
-        """The outcome in a sentence."""
         text = f"{ACTIONS[name].past} {counted(self.done, 'job')}"
         if self.refused:
             text += f"; {self.refused:,} refused: "

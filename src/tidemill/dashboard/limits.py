@@ -38,7 +38,6 @@ class Row(NamedTuple):
 
 @routes.get("/limits")
 def limits(page: Page) -> Response:
-    """All limits."""
     stats = with_limits(page.mill.broker, "the page of limits").limits()
     running = _running(page)
     return page.render(
@@ -70,7 +69,6 @@ def _row(one: LimitStats, running: list[Record]) -> Row:
 
 @routes.get("/limits/edit", Role.ADMIN)
 def edit(page: Page) -> Response:
-    """A form with the settings of a limit."""
     one = _limit(page, page.request.arg("name"), bool(page.request.arg("queue")))
     return _form(page, one, _values(one))
 

@@ -47,15 +47,12 @@ class Look(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> list[Owner]:
-        """The owners that run jobs."""
         return [owner for owner in self.owners if owner.kind == "worker"]
 
     def queue(self, name: str) -> QueueStats | None:
-        """The queue of this name, or None."""
         return next((row for row in self.queues if row.name == name), None)
 
     def serving(self, queue: str) -> list[Owner]:
-        """The workers that take jobs of a queue."""
         return [owner for owner in self.workers if not owner.queues or queue in owner.queues]
 
     def digest(self) -> bytes:
@@ -115,7 +112,6 @@ class Looks:
         return self._cache.get("look", max_age, self._look)
 
     def forget(self) -> None:
-        """Drop the latest look, because an action has changed something."""
         self._cache.clear()
 
     def _look(self) -> Look:

@@ -57,7 +57,6 @@ class FailingTask(NamedTuple):
 
 @routes.get("/")
 def overview(page: Page) -> Response:
-    """The first page."""
     over = window(page)
     by_task = totals(page, over, ("task",))
     whole = next(iter(totals(page, over, ())), None)
@@ -115,7 +114,6 @@ def _running(page: Page, leased: int, link: str) -> Tile:
 
 
 def _ended(page: Page, over: Window) -> list[Tile]:
-    """Jobs that ended in the window."""
     numbers = queue_history(page, over).get("")
     if numbers is None:
         return []
@@ -133,7 +131,6 @@ def _ended(page: Page, over: Window) -> list[Tile]:
 
 
 def _failing(page: Page, over: Window, by_task: list[TaskNumbers]) -> list[FailingTask]:
-    """The tasks that failed most."""
     found = sorted(failures(page, over), key=lambda one: (one.failed, one.count))
     worst = {one.task: one for one in found}  # the most frequent failure of each task
     rows = sorted(by_task, key=lambda one: (-one.failed, -one.retried))
@@ -145,7 +142,6 @@ def _failing(page: Page, over: Window, by_task: list[TaskNumbers]) -> list[Faili
 
 
 def _charts(page: Page, over: Window) -> list[dict[str, Any]]:
-    """The charts of a window; none without history."""
     found = series(page, over)
     if found is None:
         return []
@@ -192,14 +188,12 @@ class Problem(NamedTuple):
 
 
 def worker_command(page: Page, queue: str = "") -> str:
-    """The command that starts a worker, for a queue."""
     own = f" -Q {shlex.quote(queue)}" if queue else ""
     known = page.mill.runtime.worker_command
     return f"{known or f'tidemill worker {shlex.quote(page.dashboard.app)}'}{own}"
 
 
 def first_commands(page: Page) -> list[tuple[str, str]]:
-    """The commands that make the first job and start the first worker."""
     task = next(iter(sorted(page.mill.tasks)), "TASK")
     app = shlex.quote(page.dashboard.app)
     enqueue = f"tidemill enqueue --app {app} {shlex.quote(task)}"

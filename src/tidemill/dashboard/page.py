@@ -117,7 +117,6 @@ class Page:
         return self.dashboard.cache.get(key, seconds, make)
 
     def has(self, feature: Feature) -> bool:
-        """True when the broker has a feature."""
         return feature in self.mill.broker.features
 
     def may(self, role: str) -> bool:
@@ -126,7 +125,6 @@ class Page:
 
     @property
     def sees_arguments(self) -> bool:
-        """True when the user may see the arguments and results of jobs."""
         return self.user.role >= self.dashboard.see_arguments
 
     @property
@@ -135,7 +133,6 @@ class Page:
         return self.sees_arguments and self.user.role >= self.dashboard.edit_jobs
 
     def shown_search(self, text: str) -> str:
-        """A search text as the user may see it."""
         return text if self.sees_arguments else without_values(text)
 
     # -- links -------------------------------------------------------------------------------------
@@ -150,7 +147,6 @@ class Page:
         return f"{self.request.root}{path.format(*map(part_of, parts))}{text}"
 
     def static(self, name: str) -> str:
-        """The link to a static file, with its version."""
         return f"{self.request.root}/static/{name}?v={version_of(name)}"
 
     def jobs_url(self, **tokens: object) -> str:

@@ -81,7 +81,6 @@ class QueueRow(NamedTuple):
 
 @routes.get("/queues")
 def index(page: Page) -> Response:
-    """All queues."""
     sort = page.request.arg("sort", "ready")
     if sort not in _SORTS:
         raise InvalidOption(f"sort must be one of {', '.join(_SORTS)}, not {sort[:50]!r}")
@@ -109,7 +108,6 @@ def index(page: Page) -> Response:
 
 @routes.get("/queues/{name}")
 def show(page: Page, name: str) -> Response:
-    """One queue."""
     stats = _stats(page, name)
     over = window(page)
     [row] = _rows(page, [stats])
@@ -144,7 +142,6 @@ def _stats(page: Page, name: str) -> QueueStats:
 
 
 def _limits(page: Page) -> dict[str, LimitStats]:
-    """The limits of queues, by the name of the queue."""
     if not page.has(Feature.LIMITS):
         return {}
     rows = page.cached("limits", 1.0, page.mill.limits.list)
@@ -272,7 +269,6 @@ def pause_all(page: Page) -> Response:
 
 @routes.post("/queues/resume")
 def resume_all(page: Page) -> Response:
-    """Let jobs of all queues start again."""
     count = _set_all(page, paused=False)
     return page.back(f"{counted(count, 'queue')} resumed.", "/queues")
 
@@ -290,7 +286,6 @@ def _set_all(page: Page, *, paused: bool) -> int:
 
 @routes.post("/queues/{name}/pause")
 def pause(page: Page, name: str) -> Response:
-    """Let no job of a queue start."""
     _stats(page, name)
     page.mill.broker.set_queue(name, paused=True)
     page.audit("paused queue", name)
@@ -299,7 +294,6 @@ def pause(page: Page, name: str) -> Response:
 
 @routes.post("/queues/{name}/resume")
 def resume(page: Page, name: str) -> Response:
-    """Let jobs of a queue start again."""
     _stats(page, name)
     page.mill.broker.set_queue(name, paused=False)
     page.audit("resumed queue", name)
@@ -321,7 +315,6 @@ def purge(page: Page, name: str) -> Response:
 
 @routes.post("/queues/{name}/restore", role=Role.ADMIN)
 def restore(page: Page, name: str) -> Response:
-    """Bring the jobs of a purge back."""
     _stats(page, name)
     page.mill.runtime.features.need(Feature.INSPECT, "restoring a purge")
     purge_id = page.request.field("purge")
@@ -365,7 +358,6 @@ def bounds(page: Page, name: str) -> Response:
 
 @routes.post("/queues/{name}/declared", role=Role.ADMIN)
 def declared(page: Page, name: str) -> Response:
-    """Use again the limits that code declares."""
     _stats(page, name)
     page.mill.limits.reset_queue(name)
     page.audit("gave the limits of queue back to the code", name)

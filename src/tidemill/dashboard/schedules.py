@@ -28,7 +28,6 @@ _MOST = 500
 
 @routes.get("/schedules")
 def schedules(page: Page) -> Response:
-    """All schedules."""
     need(page.mill.broker, Feature.SCHEDULES, "the page of schedules")
     found = []
     for schedule in page.mill.schedules:
@@ -53,7 +52,6 @@ def schedules(page: Page) -> Response:
 
 @routes.get("/schedules/{name}")
 def schedule(page: Page, name: str) -> Response:
-    """One schedule."""
     return _page(page, name)
 
 
@@ -115,7 +113,6 @@ def state_of(one: Schedule) -> tuple[str, str]:
 
 @routes.post("/schedules/{name}/run", Role.OPERATOR)
 def run(page: Page, name: str) -> Response:
-    """Put the job of a schedule once more, now."""
     job = page.mill.schedules.run(name)
     page.audit("ran schedule", name)
     return page.redirect(page.url("/jobs/{}", job.id), f"put by hand for schedule {name}")
@@ -123,7 +120,6 @@ def run(page: Page, name: str) -> Response:
 
 @routes.post("/schedules/{name}/pause", Role.ADMIN)
 def pause(page: Page, name: str) -> Response:
-    """Stop a schedule until somebody resumes it."""
     page.mill.schedules.pause(name)
     page.audit("paused schedule", name)
     return page.back(f"schedule {name} is paused", "/schedules")
@@ -131,7 +127,6 @@ def pause(page: Page, name: str) -> Response:
 
 @routes.post("/schedules/{name}/resume", Role.ADMIN)
 def resume(page: Page, name: str) -> Response:
-    """Let a schedule go on."""
     page.mill.schedules.resume(name)
     page.audit("resumed schedule", name)
     return page.back(f"schedule {name} goes on", "/schedules")
@@ -148,7 +143,6 @@ def remove(page: Page, name: str) -> Response:
 
 @routes.post("/schedules/{name}/edit", Role.ADMIN)
 def edit(page: Page, name: str) -> Response:
-    """Give a schedule other times."""
     fields = ("kind", "text", "zone")
     values = {field: page.request.field(field).strip() for field in fields}
     try:

@@ -56,7 +56,6 @@ _LABELS = {  # of facts whose names alone are not clear
 
 @routes.get("/settings")
 def settings(page: Page) -> Response:
-    """The page of settings."""
     facts = [
         (_LABELS.get(name, name.replace("_", " ")), _shown(name, value))
         for name, value in page.look.facts.items()
@@ -117,5 +116,4 @@ KEYS = (
 
 @routes.get("/help")
 def help_(page: Page) -> Response:
-    """The page of help."""
     return page.render("help.html", title="Help", section="/help", keys=KEYS, still=True)

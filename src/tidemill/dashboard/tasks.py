@@ -76,7 +76,6 @@ def tasks(page: Page) -> Response:
 
 @routes.get("/tasks/{task}")
 def task(page: Page, task: str) -> Response:
-    """One task."""
     over = window(page)
     latest = _latest(page, task)
     queues = totals(page, over, ("queue",), task)
@@ -154,7 +153,6 @@ def _charts(
 
 
 def _in_order(releases: list[TaskNumbers], marks: Sequence[Deploy]) -> list[TaskNumbers]:
-    """Releases, the latest deployed first."""
     when = {mark.release: mark.at for mark in marks}
     return sorted(releases, key=lambda one: -when.get(one.release, 0))
 

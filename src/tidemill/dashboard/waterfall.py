@@ -54,7 +54,6 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """The length of the span."""
         return max(0.0, self.end - self.start)
 
 
@@ -263,7 +262,6 @@ def _present(record: Record, known: Known) -> Iterator[Span]:
 
 
 def _ended_by(record: Record, last: Attempt) -> bool:
-    """True when the last attempt ended the job."""
     return record.state == _STATES.get(record.outcome_of(last), "")
 
 

@@ -56,12 +56,10 @@ class WorkerRow(NamedTuple):
 
     @property
     def busy(self) -> int:
-        """Slots with a job."""
         return len(self.runs)
 
     @property
     def idle(self) -> int:
-        """Slots without a job."""
         return max(0, self.owner.concurrency - self.busy)
 
     @property
@@ -72,7 +70,6 @@ class WorkerRow(NamedTuple):
 
 @routes.get("/workers")
 def index(page: Page) -> Response:
-    """All workers, by host."""
     if not page.has(Feature.INSPECT):
         nothing: dict[str, Any] = {"hosts": {}, "consumers": [], "queue": "", "command": ""}
         nothing |= {"slots": 0, "busy": 0, "fetched": 0, "count": 0, "knows": False}
@@ -106,7 +103,6 @@ def index(page: Page) -> Response:
 
 
 def _held(page: Page) -> dict[str, list[Record]]:
-    """The leased jobs by the name of their worker."""
     found: dict[str, list[Record]] = {}
     for record in page.held.records:
         found.setdefault(record.worker, []).append(record)
@@ -189,7 +185,6 @@ def _worker(page: Page, owner_id: str) -> Owner:
 
 @routes.post("/workers/{owner_id}/{verb}", role=Role.ADMIN)
 def command(page: Page, owner_id: str, verb: str) -> Response:
-    """Send a command to a worker."""
     if verb not in _COMMANDS:
         raise NotFound(f"a worker has no command {verb[:50]!r}")
     owner = _worker(page, owner_id)
@@ -254,7 +249,6 @@ _usages = Usages()
 
 
 def _children(pid: int) -> list[int]:
-    """The child processes of a process."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -223,7 +223,6 @@ class AsyncTask:
         self.started = False
 
     def run(self) -> str:
-        """Enqueue the call."""
         self.id = enqueue(call_of(self.func, self.args, self.kwargs, self.options), self.options)
         self.started = True
         return self.id
@@ -252,7 +251,6 @@ class Iter:
         return self.length()
 
     def run(self) -> str:
-        """Enqueue the calls."""
         self.id = async_iter(self.func, self.args, **self.kwargs)
         return self.id
 
@@ -265,7 +263,6 @@ class Iter:
         return fetch(self.id, wait) if self.id else None
 
     def length(self) -> int:
-        """The number of calls."""
         return len(self.args)
 
 
@@ -286,7 +283,6 @@ class Chain:
         return self.length()
 
     def run(self) -> str:
-        """Enqueue the chain."""
         self.started = True
         return async_chain(self.chain, self.group, self.cached)
 
@@ -303,7 +299,6 @@ class Chain:
         return len(fetch_group(self.group)) + 1 if self.started else None
 
     def length(self) -> int:
-        """The number of links."""
         return len(self.chain)
 
 
@@ -327,7 +322,6 @@ def run(
 
 
 def hook(ended: Ended, func: str) -> None:
-    """Call the function of a hook with the task that has ended."""
     mill = project_mill()
     import_task(func)(Task.of(mill, ended.id) or Task.of_end(ended))
 

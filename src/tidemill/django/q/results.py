@@ -20,7 +20,6 @@ POLL = 0.05  # seconds between two reads of a group whose tasks are not all enqu
 
 
 def group_tag(name: str) -> str:
-    """The tag of the jobs of a group."""
     return f"group:{name}"
 
 
@@ -30,7 +29,6 @@ def ungrouped_tag(name: str) -> str:
 
 
 def name_tag(name: str) -> str:
-    """The tag of a job with a name."""
     return f"name:{name}"
 
 
@@ -70,7 +68,6 @@ class Task:
 
     @classmethod
     def of_record(cls, mill: DjangoMill, record: Record) -> Task:
-        """The task of a record."""
         envelope = record.envelope
         task = cls(id=envelope.id, name=envelope.id, cluster=envelope.queue)
         if envelope.task != GROUP:
@@ -203,7 +200,6 @@ def _ungrouped(mill: DjangoMill, group_id: str) -> set[str]:
 
 
 def _records(mill: DjangoMill, tag: str) -> list[Record]:
-    """The records of the jobs with a tag."""
     ids = [job.id for job in mill.jobs(tag=tag)]
     return [record for record in mill.runtime.job_store.wait_for(ids, 0) if record is not None]
 

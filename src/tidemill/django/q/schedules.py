@@ -134,7 +134,6 @@ class Query:
         return self._rows()[index]
 
     def all(self) -> Query:
-        """These schedules."""
         return self
 
     def filter(self, *where: Any, **lookups: Any) -> Query:
@@ -150,15 +149,12 @@ class Query:
         return Query(self._where, names)
 
     def exists(self) -> bool:
-        """True when there is at least one of these schedules."""
         return bool(self._rows())
 
     def count(self) -> int:
-        """The number of the schedules."""
         return len(self)
 
     def first(self) -> Schedule | None:
-        """The first of the schedules, or None."""
         return next(iter(self), None)
 
     def get(self, *where: Any, **lookups: Any) -> Schedule:
@@ -325,7 +321,6 @@ class Schedule:
         return done
 
     def refresh_from_db(self) -> None:
-        """Read all fields again."""
         vars(self).update(vars(Schedule.objects.get(id=self.id)))
 
 
@@ -507,7 +502,6 @@ def _field(name: str, others: tuple[str, ...] = ("id", "pk", "task")) -> str:
 
 
 def _test_of(where: Any) -> Test:
-    """The test of a ``Q``."""
     tests = [_test_of(part) if isinstance(part, Q) else _test(*part) for part in where.children]
     joined, negated = {Q.AND: all, Q.OR: any}[where.connector], where.negated
     return lambda each: not tests or joined(test(each) for test in tests) != negated
