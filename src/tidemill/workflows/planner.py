@@ -210,7 +210,10 @@ class Plan:
         for waits, given in node.hooks:
             hook = as_node(given)
             if not isinstance(hook, Call) or hook.hooks:
-                raise InvalidOption(f"a hook is a task or a call without hooks, not {given!r}")
+                raise InvalidOption(
+                    f"a hook is a task or a plain call, and {given!r} is none, or has hooks of its "
+                    "own; to go on after the end, nest the chain: chain(chain(…).on_failure(…), …)"
+                )
             _check_part(hook)
             name = HOOKS[waits]
             self._hooks[job_id, name] += 1
@@ -276,7 +279,7 @@ def _check_part(node: Node) -> None:
     if named:
         raise InvalidOption(
             f"{node!r} has the id {named!r}, but ids of parts follow from the id of the "
-            "whole: chain(…).using(id=…)"
+            "whole: chain(…).using(id=…); find a part by tags= or headers="
         )
     if txn is not None:
         raise InvalidOption("txn= is for the whole: chain(…).using(txn=…)")
