@@ -50,7 +50,7 @@ def test_a_revoked_token_is_refused_with_no_restart(
     ("old", "new", "why"),
     [
         (b'"sha256": "', b'"sha256": "z', "must be 64 hexadecimal digits"),
-        (b'"name": "odd"', b'"name": "\xe4"', "not UTF-8"),
+        (b'"name": "odd"', b'"name": "\xe4"', "UTF-8"),
         (b'"orders"', b"", "queues: expected array of length >= 1"),
     ],
 )
