@@ -27,22 +27,15 @@ _Some = Annotated[float, Meta(ge=0)]
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rule. Without ``queue`` the rule measures each queue separately.
-
-    Attributes:
-        above: the alert lasts while the value is greater than this number.
-        within: ``failures`` counts jobs that ended in this many seconds before now.
-        at_least: ``failures`` is 0 while fewer jobs than this have ended.
-        lasting: seconds for which the value must stay above ``above`` before the alert begins.
-    """
+    """One rule. Without ``queue`` the rule measures each queue separately."""
 
     name: Annotated[str, Meta(pattern=r"\S")]
     when: Kind
-    above: _Some | None = None
+    above: _Some | None = None  # the alert lasts while the value is greater
     queue: str = ""
-    within: Annotated[float, Meta(ge=60)] = 300.0
-    at_least: Annotated[int, Meta(ge=0)] = 10
-    lasting: _Some = 0.0
+    within: Annotated[float, Meta(ge=60)] = 300.0  # seconds before now in which ``failures`` counts
+    at_least: Annotated[int, Meta(ge=0)] = 10  # ``failures`` is 0 while fewer jobs have ended
+    lasting: _Some = 0.0  # seconds above ``above`` before the alert begins
 
     @property
     def most(self) -> float:
@@ -51,15 +44,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The receiver of alerts: the URL of a webhook, or the words of a command.
-
-    ``timeout`` is the seconds that one try may take.
-    """
+    """The receiver of alerts: the URL of a webhook, or the words of a command."""
 
     webhook: Annotated[str, Meta(pattern="^$|^https?://")] = ""
     command: tuple[str, ...] = ()
     headers: dict[str, str] = {}
-    timeout: Annotated[float, Meta(gt=0, le=300)] = 10.0
+    timeout: Annotated[float, Meta(gt=0, le=300)] = 10.0  # seconds of one try
     tries: Annotated[int, Meta(ge=1, le=10)] = 3
 
 

@@ -20,28 +20,19 @@ _PAUSES = (1.0, 4.0, 16.0)  # seconds before the next tries
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """The message. A webhook gets JSON; a command gets environment variables, and JSON on stdin.
+    """The message. A webhook gets JSON; a command gets environment variables, and JSON on stdin."""
 
-    Attributes:
-        event: ``begin``, ``reminder``, ``end`` or ``test``.
-        text: the alert in one sentence; chat systems such as Slack show this field.
-        rule, when, queue, value, above: the rule, and the measured value.
-        began, at: epoch seconds of the alert's beginning and of this message.
-        store: the URL of the store.
-        host: the machine that watches.
-    """
-
-    event: str
-    text: str
+    event: str  # ``begin``, ``reminder``, ``end`` or ``test``
+    text: str  # the alert in one sentence; chat systems such as Slack show this field
     rule: str
     when: str
     queue: str
     value: float
     above: float
-    began: float
-    at: float
-    store: str
-    host: str
+    began: float  # epoch seconds of the alert's beginning
+    at: float  # epoch seconds of this message
+    store: str  # the URL of the store
+    host: str  # the machine that watches
 
 
 class SendFailed(Exception):

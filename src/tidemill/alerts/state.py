@@ -18,14 +18,7 @@ from tidemill.brokers.generic.notes import Notes
 
 
 class Alert(msgspec.Struct, kw_only=True):
-    """An active alert, or an alert that is over but whose last message was not sent yet.
-
-    Attributes:
-        began, ended: epoch seconds; ``ended`` is 0 while the alert is active.
-        told: the last event that was sent: ``begin`` or ``reminder``; empty before the first
-            message.
-        told_at: epoch seconds at which that event was sent.
-    """
+    """An active alert, or an alert that is over but whose last message was not sent yet."""
 
     rule: str
     when: str
@@ -33,10 +26,10 @@ class Alert(msgspec.Struct, kw_only=True):
     value: float
     above: float
     text: str
-    began: float
-    ended: float = 0.0
-    told: str = ""
-    told_at: float = 0.0
+    began: float  # epoch seconds
+    ended: float = 0.0  # epoch seconds; 0 while the alert is active
+    told: str = ""  # the last event that was sent: ``begin`` or ``reminder``; or empty
+    told_at: float = 0.0  # epoch seconds at which that event was sent
 
     @property
     def key(self) -> str:

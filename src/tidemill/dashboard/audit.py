@@ -26,21 +26,13 @@ _number = itertools.count()
 
 
 class AuditNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One action of a user.
+    """One action of a user."""
 
-    Attributes:
-        at: wall time.
-        who: the name of the user.
-        what: the action in words, such as ``paused queue``.
-        target: what the action changed: the name of a queue, the id of a job, a filter.
-        count: how many things it changed.
-    """
-
-    at: float
-    who: str
-    what: str
-    target: str = ""
-    count: int = 1
+    at: float  # wall time
+    who: str  # the name of the user
+    what: str  # the action in words, such as ``paused queue``
+    target: str = ""  # what it changed: the name of a queue, the id of a job, a filter
+    count: int = 1  # how many things it changed
 
     @property
     def is_search(self) -> bool:
@@ -59,11 +51,7 @@ def note(mill: Tidemill, who: str, what: str, target: str = "", count: int = 1) 
 
 
 def notes(mill: Tidemill, since: float = 0.0, until: float = 1 << 40) -> list[AuditNote]:
-    """The notes of a time range, newest first.
-
-    Raises:
-        FeatureMissing: the broker keeps no history.
-    """
+    """The notes of a time range, newest first. Raises FeatureMissing without history."""
     kept = _kept(mill).list(_newest_first(until), f"{_newest_first(since)}~")
     found = [msgspec.json.decode(one.body, type=AuditNote) for one in kept]
     return [entry for entry in found if since <= entry.at <= until]

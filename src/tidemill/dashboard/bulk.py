@@ -58,52 +58,30 @@ _TITLES["restore"] = "Restore a purge"
 
 
 class Bulk(msgspec.Struct, kw_only=True):
-    """An operation on all jobs that match; its note has all attributes but ``kept``.
-
-    Attributes:
-        id: the id of the operation.
-        action: ``retry``, ``cancel``, ``terminate``, ``alter``, ``delete`` or ``restore``.
-        query: the search.
-        target: the priority and the queue that ``alter`` gives to the jobs; the queue of
-            ``restore``.
-        purge: the id of the purge whose jobs ``restore`` brings back.
-        who: the user who started the operation.
-        started, beat: wall times of the start and of the latest write of the note.
-        moment: the store's time at the start. The operation leaves out jobs that entered their
-            state later, so it ends although a retried job fails again.
-        rate: jobs per second; 0 for no limit.
-        first: the number of jobs to retry first; 0 for none, or after their outcome is known. The
-            other jobs follow when these jobs succeed.
-        expected: the number of jobs that matched when the operation was started.
-        state: ``running``, ``done``, ``stopped`` or ``failed``.
-        cursor: the place in the list of jobs where the next piece begins.
-        done, refused: the numbers of jobs that the store changed and refused to change.
-        reasons: the most frequent reasons of refusals, with their counts.
-        text: the present step of the operation, or why it ended.
-        runner: the id of the thread that works on the operation.
-        kept: the note as this process has read or written it last.
-    """
+    """An operation on all jobs that match; its note has all attributes but ``kept``."""
 
     id: str
-    action: str
-    query: str
-    target: Target = Target()
-    purge: str = ""
-    who: str = ""
-    started: float = 0.0
-    beat: float = 0.0
+    action: str  # ``retry``, ``cancel``, ``terminate``, ``alter``, ``delete`` or ``restore``
+    query: str  # the search
+    target: Target = Target()  # what ``alter`` gives to the jobs; the queue of ``restore``
+    purge: str = ""  # the id of the purge whose jobs ``restore`` brings back
+    who: str = ""  # the user who started the operation
+    started: float = 0.0  # wall time
+    beat: float = 0.0  # the wall time of the latest write of the note
+    # The store's time at the start. Jobs that entered their state later are left out, so the
+    # operation ends although a retried job fails again.
     moment: float = 0.0
-    rate: int = 0
-    first: int = 0
-    expected: int = 0
-    state: str = "running"
-    cursor: str = ""
-    done: int = 0
-    refused: int = 0
-    reasons: dict[str, int] = {}
-    text: str = ""
-    runner: str = ""
-    kept: Schedule | None = None
+    rate: int = 0  # jobs per second; 0 for no limit
+    first: int = 0  # jobs to retry first; 0 for none, or after their outcome is known
+    expected: int = 0  # the number of jobs that matched when the operation was started
+    state: str = "running"  # or ``done``, ``stopped`` or ``failed``
+    cursor: str = ""  # the place in the list of jobs where the next piece begins
+    done: int = 0  # the number of jobs that the store changed
+    refused: int = 0  # the number of jobs that the store refused to change
+    reasons: dict[str, int] = {}  # the most frequent reasons of refusals
+    text: str = ""  # the present step of the operation, or why it ended
+    runner: str = ""  # the id of the thread that works on the operation
+    kept: Schedule | None = None  # the note as this process has read or written it last
 
     @property
     def shown_state(self) -> str:
@@ -146,26 +124,16 @@ class Bulk(msgspec.Struct, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The jobs that an operation would act on: their number, some examples, and the oldest job.
-
-    ``is_exact`` is False when counting took too long: there may be more jobs than ``number``.
-    """
+    """The jobs that an operation would act on: their number, some examples, and the oldest job."""
 
     number: int
-    is_exact: bool
+    is_exact: bool  # False when counting took too long: there may be more jobs
     examples: list[Record]
     oldest: Record | None
 
 
 def narrowed(query: JobQuery, action: str) -> JobQuery:
-    """The search, narrowed to jobs on which the action can work.
-
-    If the search names no states, retry takes failed jobs, and cancel and terminate take unfinished
-    jobs.
-
-    Raises:
-        InvalidOption: the search is empty.
-    """
+    """The search, narrowed to jobs on which the action can work, if the search names no states."""
     if query.is_empty:
         raise InvalidOption(
             "an action on all jobs needs a search, such as state:failed or queue:mail; "
@@ -212,11 +180,6 @@ def operations(mill: Tidemill) -> list[Bulk]:
 
 
 def get(mill: Tidemill, bulk_id: str) -> Bulk:
-    """An operation.
-
-    Raises:
-        InvalidOption: there is no such operation.
-    """
     note = _notes(mill).get(bulk_id)
     if note is None:
         raise InvalidOption(f"there is no operation {bulk_id[:60]}")
@@ -247,11 +210,7 @@ def request_stop(mill: Tidemill, bulk: Bulk) -> None:
 
 
 def forget(mill: Tidemill, bulk: Bulk) -> None:
-    """Delete the note of an operation.
-
-    Raises:
-        InvalidOption: the operation runs, or somebody else has changed it just now.
-    """
+    """Delete the note of an operation that does not run."""
     if bulk.shown_state == "running":
         raise InvalidOption("stop the operation first")
     assert bulk.kept is not None
@@ -263,11 +222,7 @@ def forget(mill: Tidemill, bulk: Bulk) -> None:
 
 
 def start(mill: Tidemill, bulk: Bulk) -> Bulk:
-    """Start a new operation in the background.
-
-    Raises:
-        FeatureMissing: the broker keeps no history, or cannot list jobs in these states.
-    """
+    """Start an operation in the background. Raises FeatureMissing where jobs cannot be listed."""
     need_lists(mill, parse(bulk.query))
     bulk.started, bulk.moment = clock.wall(), mill.broker.wall()
     audit.note(mill, bulk.who, f"started {bulk.what}", bulk.query, bulk.expected)
@@ -285,11 +240,7 @@ def start_restore(mill: Tidemill, purge: Purge, who: str) -> Bulk:
 
 
 def resume(mill: Tidemill, bulk: Bulk) -> None:
-    """Continue a stopped, interrupted or failed operation at the place in its note.
-
-    Raises:
-        InvalidOption: the operation runs, is done, or somebody else has changed it just now.
-    """
+    """Continue a stopped, interrupted or failed operation at the place in its note."""
     if bulk.shown_state not in ("stopped", "interrupted", "failed"):
         raise InvalidOption(f"the operation is {bulk.shown_state}; there is nothing to resume")
     _launch(mill, bulk)
@@ -389,12 +340,7 @@ class _Runner:
             self._go_on()
 
     def _go_on(self, seconds: float = 0.0) -> None:
-        """Wait, and read the note.
-
-        Raises:
-            _StoppedError: a user has stopped the operation.
-            _LeftError: another runner has the operation, its note is deleted, or the app closes.
-        """
+        """Wait, and read the note. Raises _StoppedError or _LeftError, also when the app closes."""
         bulk, until = self._bulk, time.monotonic() + seconds
         while not self.closing.is_set():
             note = _notes(self._mill).get(bulk.id)
@@ -411,11 +357,7 @@ class _Runner:
         raise _LeftError
 
     def _try_first(self) -> None:
-        """Retry some jobs, and wait for their outcome.
-
-        Raises:
-            _StoppedError: not all of them succeed in time.
-        """
+        """Retry some jobs, and stop unless all of them succeed in time."""
         bulk, count = self._bulk, self._bulk.first
         jobs: list[Record] = []
         for records, _ in pages_of(self._mill, parse(bulk.query), size=count):

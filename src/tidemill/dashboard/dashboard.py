@@ -155,13 +155,7 @@ class Dashboard:
         return bool(routes_at(self.routes, path))
 
     def handle(self, scope: Scope, user: User | None, body: bytes = b"") -> Response:
-        """Answer a request. This call blocks while the store works; it raises no error.
-
-        Args:
-            scope: the scope of the request, as of ASGI.
-            user: the user who sends the request; None for a request without a user.
-            body: the body; at most one byte more than ``MOST_BODY`` is of use.
-        """
+        """Answer a request. This call blocks while the store works; it raises no error."""
         response: Response
         try:
             request = Request(scope, body)

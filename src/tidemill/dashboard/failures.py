@@ -37,25 +37,15 @@ class Kept(msgspec.Struct):
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """A failure, as a row of the page.
-
-    Attributes:
-        numbers: its numbers in the history.
-        kept: the number of its failed jobs that a short search of the store has found.
-        rate: failed attempts in the last hour.
-        is_new: True when only the latest release has the failure.
-        muted: True when a user muted the failure, and the failure has not changed since.
-        change: how the failure changed since it was muted.
-        query: the search for its failed jobs.
-    """
+    """A failure, as a row of the page."""
 
     numbers: FailureNumbers
-    kept: int
-    rate: int
-    is_new: bool
-    muted: bool
-    change: str
-    query: str
+    kept: int  # its failed jobs that a short search of the store has found
+    rate: int  # failed attempts in the last hour
+    is_new: bool  # only the latest release has the failure
+    muted: bool  # a user muted the failure, and it has not changed since
+    change: str  # how the failure changed since it was muted
+    query: str  # the search for its failed jobs
 
 
 @routes.get("/failed")

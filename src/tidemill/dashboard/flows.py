@@ -86,11 +86,8 @@ def root_of(mill: Tidemill, job_id: str) -> str:
 
 
 def _first_tasks(mill: Tidemill, rows: Sequence[Record]) -> dict[str, str]:
-    """The task of the first job of each flow; empty when the store no longer keeps this job.
-
-    The first job of a flow may itself stand for a chain or a group. So the page makes up to
-    ``_DEPTH`` reads for each row.
-    """
+    """The task of the first job of each flow; empty when the store no longer keeps this job."""
+    # The first job may itself stand for a chain or a group: up to ``_DEPTH`` reads for each row.
     found = {record.envelope.id: record for record in rows}
     for root in found:
         for _ in range(_DEPTH):
@@ -223,24 +220,14 @@ _FITS = 1250  # a narrow page may shrink a graph of at most this width
 
 
 class FlowNode(msgspec.Struct, frozen=True):
-    """A job of a graph, or some jobs as one box.
+    """A job of a graph, or some jobs as one box."""
 
-    Attributes:
-        id: the id of the job, or of the first job of a box.
-        label: the name of its task.
-        state: the state of the job; for several jobs, the state that matters most.
-        next: ids of the jobs that wait for this job.
-        count: the number of jobs in the box.
-        note: a second line, such as the length of the run, or the number of jobs in each state.
-        is_hook: True for a callback.
-    """
-
-    id: str
-    label: str
-    state: str
-    next: tuple[str, ...] = ()
-    count: int = 1
-    note: str = ""
+    id: str  # of the job, or of the first job of a box
+    label: str  # the name of its task
+    state: str  # for several jobs, the state that matters most
+    next: tuple[str, ...] = ()  # ids of the jobs that wait for this job
+    count: int = 1  # of the jobs in the box
+    note: str = ""  # a second line, such as the length of the run, or the jobs in each state
     is_hook: bool = False
 
 
@@ -321,20 +308,13 @@ def _middle(middles: dict[str, float], node: FlowNode) -> float:
 
 
 class Drawn(NamedTuple):
-    """A graph as ``flow.html`` draws it.
-
-    Attributes:
-        width, height: the size.
-        lines: the path of each line.
-        boxes: the nodes with the places of their boxes.
-        fits: True when a narrow page may shrink the graph.
-    """
+    """A graph as ``flow.html`` draws it."""
 
     width: int
     height: int
-    lines: list[str]
-    boxes: list[tuple[FlowNode, int, int]]
-    fits: bool
+    lines: list[str]  # the path of each line
+    boxes: list[tuple[FlowNode, int, int]]  # the nodes with the places of their boxes
+    fits: bool  # a narrow page may shrink the graph
 
 
 def drawn(nodes: Sequence[FlowNode]) -> Drawn:
@@ -359,10 +339,7 @@ def drawn(nodes: Sequence[FlowNode]) -> Drawn:
 
 
 def _followers(node: FlowNode, hooks: Container[str]) -> list[str]:
-    """The links of a node, without the link to the box of its flow if another link leads there.
-
-    All jobs of a flow link to the box of the flow. Only the last jobs need a line to it.
-    """
+    """The links of a node, without the link to the box of its flow if another link leads there."""
     inner = [after.rpartition(".")[0] for after in node.next if after not in hooks]
     return [after for after in node.next if after not in inner]
 

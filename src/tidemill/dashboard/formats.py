@@ -96,17 +96,11 @@ def as_json(value: object) -> str:
 
 
 class Frames(NamedTuple):
-    """A part of a traceback: frames of other code than the user's, or all lines between them.
-
-    Attributes:
-        text: the lines.
-        packages: the packages of the frames; empty for the other parts.
-        number: the number of frames.
-    """
+    """A part of a traceback: frames of other code than the user's, or all lines between them."""
 
     text: str
-    packages: tuple[str, ...] = ()
-    number: int = 0
+    packages: tuple[str, ...] = ()  # the packages of the frames; empty for the other parts
+    number: int = 0  # the number of frames
 
 
 def frames(traceback: str) -> list[Frames]:

@@ -27,16 +27,7 @@ _MOST_QUERY = 16_384
 
 
 class Request(StarletteRequest):
-    """One request, whose body has been read.
-
-    Attributes:
-        root: the path at which the dashboard is mounted, quoted, without a slash at its end.
-        path: the rest of the path, decoded, which begins with a slash.
-        form_data: the fields of a form.
-
-    Raises:
-        HTTPException: the form or the query is too large.
-    """
+    """One request, whose body was read. Raises HTTPException for a large form or query."""
 
     def __init__(self, scope: Mapping[str, Any], body: bytes = b"") -> None:
         super().__init__(dict(scope))
@@ -48,6 +39,7 @@ class Request(StarletteRequest):
         root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
         if path == root or path.startswith(f"{root}/"):  # some servers leave the root out
             path = path[len(root) :]
+        # where the dashboard is mounted, quoted, and the rest of the path, decoded
         self.root, self.path = quote(root, safe="/"), path or "/"
         kind = self.headers.get("content-type", "")
         is_form = kind.startswith("application/x-www-form-urlencoded")

@@ -47,11 +47,7 @@ _PRIORITIES = (-100.0, 100.0)
 
 
 def _record(page: Page, job_id: str) -> Record:
-    """The record of a job.
-
-    Raises:
-        JobNotFound: there is no such job, or it is no longer kept.
-    """
+    """The record of a job. Raises JobPruned for a job that is no longer kept, or JobNotFound."""
     record = page.mill.broker.get(job_id)
     if record is None and page.mill.broker.was_here(job_id):
         raise JobPruned(f"job {job_id} finished and is no longer kept, or was deleted")
@@ -193,12 +189,7 @@ def _form(page: Page, record: Record, text: str, problem: str, **given: str) -> 
 
 
 def _as_json(envelope: Envelope) -> str:
-    """The arguments as JSON to edit.
-
-    Raises:
-        CodecError: the arguments cannot be decoded.
-        InvalidOption: they have a type that JSON lacks.
-    """
+    """The arguments as JSON to edit. Raises CodecError, or InvalidOption if JSON lacks a type."""
     if envelope.task in ("", GROUP):
         raise InvalidOption("only the job of a task can be edited; put messages with the API")
     args, kwargs = call_of(envelope)
@@ -238,11 +229,6 @@ def run_again(page: Page, job_id: str) -> Response:
 
 
 def _edited(page: Page, record: Record, text: str, given: dict[str, str]) -> Envelope:
-    """The envelope of the new job.
-
-    Raises:
-        InvalidOption, CodecError, TypeError: the arguments or options cannot be used.
-    """
     mill, old = page.mill, record.envelope
     _as_json(old)
     if old.signature and not mill.runtime.keys:
@@ -315,11 +301,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def call_of(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments in the body of a task's job, as plain data.
-
-    Raises:
-        CodecError: the body is pickled, or cannot be decoded.
-    """
+    """The arguments in the body of a task's job, as plain data. Raises CodecError."""
     if envelope.pickled:
         raise CodecError("the arguments are pickled; only a worker with the key opens them")
     body = unpack(envelope.body) if envelope.body else [[], {}]
@@ -465,11 +447,7 @@ _IMPORTS = {  # for the names in the ``repr`` of values that :func:`unpack` give
 
 
 def _call(envelope: Envelope) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a job that can be put again on its own.
-
-    Raises:
-        CodecError, InvalidOption: nobody can put the job again; the error says why.
-    """
+    """The arguments of a job that can be put again alone. Raises CodecError or InvalidOption."""
     if envelope.task == GROUP:
         raise InvalidOption(
             "this job stands for a group or a flow; enqueue the group or the flow again"
@@ -492,10 +470,7 @@ def _has_results(value: Any) -> bool:
 
 
 def as_python(record: Record) -> str:
-    """One line of Python that puts the same job again, or a comment if no line can.
-
-    The line imports the names that its arguments need.
-    """
+    """Python in one line that puts the same job again, with its imports; or a comment."""
     envelope, priority = record.envelope, priority_of(record.rank)
     options = {
         "queue": "" if envelope.is_message else envelope.queue,

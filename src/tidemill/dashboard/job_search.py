@@ -42,12 +42,7 @@ _GROUPS = {"finished": FINISHED, "unfinished": frozenset(State) - FINISHED}
 
 
 class JobQuery(msgspec.Struct, frozen=True):
-    """A parsed search.
-
-    Attributes:
-        tokens: the fields with their values.
-        what: the filter that the store checks.
-    """
+    """A parsed search: the fields with their values, and the filter that the store checks."""
 
     tokens: dict[str, str] = {}
     what: Filter = Filter()
@@ -93,11 +88,7 @@ def query_text(**fields: str) -> str:
 
 
 def parse(text: str) -> JobQuery:
-    """Parse a search text. The words without a field are one part of the arguments.
-
-    Raises:
-        InvalidOption: the text is too long, or a token cannot be used; the message names the token.
-    """
+    """Parse a search text. The words without a field are one part of the arguments."""
     if len(text) > LONGEST:
         raise InvalidOption(f"the search has more than {LONGEST} characters; shorten it")
     tokens: dict[str, str] = {}
@@ -112,10 +103,7 @@ def parse(text: str) -> JobQuery:
 
 
 def without_values(text: str) -> str:
-    """A search text with the values of secret fields hidden, for users who may not see arguments.
-
-    The text may be cut off, as in the audit list.
-    """
+    """A search text, perhaps cut off, with the values of secret fields hidden."""
     shown, at = list[str](), 0
     while rest := text[at:].lstrip():
         at = len(text) - len(rest)
@@ -198,38 +186,22 @@ PATIENCE = 0.08  # seconds after which a page ends, even if it is not full
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A page of jobs.
-
-    Attributes:
-        records: the jobs, newest first.
-        cursor: where the next page begins; empty at the end.
-        is_full: False when the page ended early, because its time was over.
-    """
+    """A page of jobs, newest first."""
 
     records: list[Record]
-    cursor: str
-    is_full: bool
+    cursor: str  # where the next page begins; empty at the end
+    is_full: bool  # False when the page ended early, because its time was over
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many jobs match.
-
-    Attributes:
-        number: the jobs that match.
-        is_exact: False when more jobs may match, because counting took too long.
-    """
+    """How many jobs match."""
 
     number: int
-    is_exact: bool = True
+    is_exact: bool = True  # False when more jobs may match, because counting took too long
 
 
 def page_of(mill: Tidemill, query: JobQuery, limit: int = 50, cursor: str = "") -> Listed:
-    """A page of the jobs that match.
-
-    Raises:
-        InvalidOption: the cursor is not the cursor of a page.
-        FeatureMissing: the broker can list failed jobs only.
-    """
+    """A page of the jobs that match. Raises InvalidOption for a wrong cursor, or FeatureMissing."""
     until = time.monotonic() + PATIENCE
     found: list[Record] = []
     while True:
@@ -269,11 +241,7 @@ def pages_of(
 
 
 def need_lists(mill: Tidemill, query: JobQuery) -> None:
-    """Refuse a search that the broker cannot answer.
-
-    Raises:
-        FeatureMissing: the broker can list failed jobs only.
-    """
+    """Raise FeatureMissing for a search that the broker cannot answer."""
     broker = mill.broker
     failed_only = query.states and query.states <= {State.FAILED}
     if Feature.INSPECT not in broker.features and not failed_only:
@@ -283,10 +251,7 @@ def need_lists(mill: Tidemill, query: JobQuery) -> None:
 def count_of(
     mill: Tidemill, query: JobQuery, queues: list[QueueStats], patience: float = 0.25
 ) -> Count:
-    """How many jobs match, counted for ``patience`` seconds at most.
-
-    ``queues`` are the numbers of all queues at this moment.
-    """
+    """How many jobs match, counted for ``patience`` seconds at most; ``queues`` are all queues."""
     number = counted_by_queues(query, queues)
     if number is not None:
         return Count(number)

@@ -52,12 +52,7 @@ _CSV = (
 
 
 def query_of(page: Page, text: str) -> JobQuery:
-    """The parsed search of a user.
-
-    Raises:
-        InvalidOption: the search cannot be used.
-        Forbidden: the user may not see arguments, and the search would reveal some.
-    """
+    """The parsed search of a user. Raises Forbidden if the search would reveal arguments."""
     query = parse(text)
     secret = [field for field in query.tokens if field in SECRET]
     if secret and not page.sees_arguments:
@@ -214,17 +209,11 @@ _REASONS_SHOWN = 3
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The priority and the queue that an action gives to jobs.
+    """The priority and the queue that an action gives to jobs."""
 
-    Attributes:
-        rank: the stored form of the new priority; None leaves the priority.
-        queue: the queue to move the jobs to; None leaves the queue.
-        text: the priority and the queue in words; empty for an action other than ``alter``.
-    """
-
-    rank: int | None = None
-    queue: str | None = None
-    text: str = ""
+    rank: int | None = None  # the stored form of the new priority; None leaves the priority
+    queue: str | None = None  # the queue to move the jobs to; None leaves the queue
+    text: str = ""  # both in words; empty for an action other than ``alter``
 
     @property
     def noted(self) -> str:
@@ -233,10 +222,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Action(NamedTuple):
-    """An action on jobs: its words, icon and function, the role it needs, and states of its jobs.
-
-    An action with ``asks`` needs a target. A separate page asks the user for the target.
-    """
+    """An action on jobs: its words, icon and function, its least role, and states of its jobs."""
 
     label: str
     past: str
@@ -245,7 +231,7 @@ class Action(NamedTuple):
     states: frozenset[State]
     do: Callable[[Tidemill, Sequence[str], Target], list[bool]]
     question: str = ""
-    asks: bool = False
+    asks: bool = False  # a separate page asks the user for the target
 
 
 _UNFINISHED = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
@@ -309,12 +295,7 @@ def act(
     ids: Sequence[str],
     target: Target = Target(),  # noqa: B008 - frozen
 ) -> Done:
-    """Act on jobs in one call of the store.
-
-    Raises:
-        BrokerUnavailable: the store cannot be reached; the jobs may have been changed.
-        FeatureMissing: the broker cannot do this.
-    """
+    """Act on jobs in one call of the store. After BrokerUnavailable the jobs may have changed."""
     unique = list(dict.fromkeys(ids))
     if name == "alter":
         mill.runtime.features.need(Feature.ALTER, "alter")
@@ -337,11 +318,7 @@ def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
 
 
 def target_of(request: Request, action: str) -> Target:
-    """The target in a form; an empty field changes nothing.
-
-    Raises:
-        InvalidOption: a value cannot be used, or the form of ``alter`` has none.
-    """
+    """The target in a form. An empty field changes nothing; one of the two must have a value."""
     if action != "alter":
         return Target()
     priority, queue = request.field("to_priority").strip(), request.field("to_queue").strip()

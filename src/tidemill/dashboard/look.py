@@ -31,19 +31,12 @@ EVERY = 1.0  # seconds for which viewers share a look
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The data of one look: one read of the store.
+    """The data of one look: one read of the store."""
 
-    Attributes:
-        at: wall time of the look.
-        queues: all queues in numbers, without the queues of ``limits.hold``.
-        owners: the workers and consumers; empty where the broker has no list of them.
-        facts: the facts of the store, as ``tidemill info`` shows them.
-    """
-
-    at: float
-    queues: list[QueueStats]
-    owners: list[Owner]
-    facts: dict[str, Any]
+    at: float  # wall time of the look
+    queues: list[QueueStats]  # without the queues of ``limits.hold``
+    owners: list[Owner]  # workers and consumers; empty where the broker has no list of them
+    facts: dict[str, Any]  # as ``tidemill info`` shows them
 
     @property
     def workers(self) -> list[Owner]:
@@ -61,11 +54,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Cache:
-    """Answers that several viewers share for some seconds.
-
-    When several threads want the same answer at the same time, one thread makes it and the other
-    threads wait.
-    """
+    """Answers that several viewers share for some seconds; one thread makes an answer for all."""
 
     MOST = 500
 
@@ -104,11 +93,7 @@ class Looks:
         self._cache = Cache()
 
     def take(self, max_age: float = EVERY) -> Look:
-        """The latest look, or a new look if the latest is older than ``max_age`` seconds.
-
-        Raises:
-            BrokerUnavailable: the store cannot be reached.
-        """
+        """The latest look, or a new look if the latest is older than ``max_age`` seconds."""
         return self._cache.get("look", max_age, self._look)
 
     def forget(self) -> None:

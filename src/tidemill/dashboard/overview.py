@@ -174,12 +174,9 @@ _PLACES = {  # the page that shows more about the findings of a check
 
 
 class Problem(NamedTuple):
-    """A banner: its level (``bad`` or ``warn``), the problem, and the remedy.
+    """A banner: the problem, the remedy, a page that shows more, and a command for a terminal."""
 
-    ``link`` is a page that shows more; ``command`` is for a terminal.
-    """
-
-    level: str
+    level: str  # ``bad`` or ``warn``
     text: str
     advice: str = ""
     link: str = ""

@@ -56,23 +56,14 @@ class NotFound(Exception):
 
 
 class Page:
-    """One request on its way to an answer.
-
-    Attributes:
-        mill: the app.
-        request: the request.
-        user: the user who sent the request.
-        zone: the name of the time zone in which the user wants to see times.
-        dashboard: the dashboard, with its settings.
-        flashes: the message that the page shows once, by its kind and text, if there is one.
-    """
+    """One request on its way to an answer."""
 
     def __init__(self, dashboard: Dashboard, request: Request, user: User) -> None:
         self.dashboard = dashboard
         self.mill: Tidemill = dashboard.mill
         self.request = request
         self.user = user
-        self.flashes: list[tuple[str, str]] = []
+        self.flashes: list[tuple[str, str]] = []  # the kind and text of the message to show once
         if "x-live" not in request.headers:  # an update leaves the message to the next page
             self.flashes = dashboard.signer.unpack(request.cookies.get(_MESSAGE, ""))
         names = (request.cookies.get(_ZONE, ""), dashboard.zone)
@@ -138,10 +129,7 @@ class Page:
     # -- links -------------------------------------------------------------------------------------
 
     def url(self, path: str, *parts: str, **query: object) -> str:
-        """The link to a path of the dashboard: ``url("/queues/{}/pause", name)``.
-
-        Each ``{}`` becomes one of the parts, quoted. Empty values of the query are left out.
-        """
+        """A link: ``url("/queues/{}/pause", name)`` quotes parts and leaves out empty values."""
         given = {name: value for name, value in query.items() if value not in ("", None)}
         text = f"?{urlencode(given)}" if given else ""
         return f"{self.request.root}{path.format(*map(part_of, parts))}{text}"
@@ -210,11 +198,7 @@ class Page:
     # -- actions -----------------------------------------------------------------------------------
 
     def need(self, role: Role) -> None:
-        """Refuse a user without the role.
-
-        Raises:
-            Forbidden: the user does not have the role.
-        """
+        """Raise Forbidden for a user without the role."""
         if self.user.role < role:
             raise Forbidden(
                 f"this needs the role {role.name.lower()}; "
@@ -222,11 +206,7 @@ class Page:
             )
 
     def confirm(self, name: str) -> None:
-        """Refuse an action unless the user has typed this name into the field ``confirm``.
-
-        Raises:
-            InvalidOption: another text was typed.
-        """
+        """Raise InvalidOption unless the user has typed this name into the field ``confirm``."""
         if self.request.field("confirm").strip() != name:
             raise InvalidOption(f"to confirm, type {name!r} exactly; nothing was changed")
 

@@ -49,24 +49,18 @@ _SORTS = ("ready", "running", "failed", "name")
 
 
 class QueueRow(NamedTuple):
-    """A queue as its page shows it. A value that the broker does not know is None.
-
-    Rates are jobs per second, counted over ``over`` seconds. ``empty_in`` is in seconds; infinite
-    for a queue that does not empty.
-    ``grows`` is true when more jobs come than go. ``is_unserved`` is true when ready jobs of tasks
-    have no worker.
-    """
+    """A queue as its page shows it. A value that the broker does not know is None."""
 
     stats: QueueStats
     workers: list[Owner]
-    came: float | None = None
-    went: float | None = None
-    over: float = 0.0
-    empty_in: float | None = None
-    grows: bool = False
+    came: float | None = None  # jobs per second
+    went: float | None = None  # jobs per second
+    over: float = 0.0  # seconds over which these rates are counted
+    empty_in: float | None = None  # seconds; infinite for a queue that does not empty
+    grows: bool = False  # more jobs come than go
     numbers: TaskNumbers | None = None
     depths: list[int] = []  # noqa: RUF012 - never changed
-    is_unserved: bool = False
+    is_unserved: bool = False  # ready jobs of tasks have no worker
 
     @property
     def line(self) -> str:

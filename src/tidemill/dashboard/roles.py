@@ -25,11 +25,7 @@ class User(NamedTuple):
 
 
 def role_named(option: str, name: str | Role) -> Role:
-    """The role of this name.
-
-    Raises:
-        InvalidOption: there is no such role; the error names ``option``.
-    """
+    """The role of this name. An InvalidOption names ``option``."""
     if isinstance(name, Role):
         return name
     if str(name).upper() not in Role.__members__:

@@ -16,16 +16,13 @@ Handler = Callable[..., Response]
 
 
 class Route(NamedTuple):
-    """A method, a path such as ``/queues/{name}/pause``, and the function that answers.
-
-    ``role`` is the least role that may use the route. None allows requests without a user, too.
-    """
+    """A method, a path such as ``/queues/{name}/pause``, and the function that answers."""
 
     method: str
     pattern: re.Pattern[str]
     path: str
     handler: Handler
-    role: Role | None
+    role: Role | None  # the least role; None allows requests without a user, too
 
 
 class Routes:

@@ -168,11 +168,7 @@ def _rule_of(when: str) -> tuple[str, str, str]:
 
 
 def _when(values: dict[str, str]) -> When:
-    """The rule of a form.
-
-    Raises:
-        InvalidOption: the rule cannot be used.
-    """
+    """The rule of a form. Raises InvalidOption for a rule that cannot be used."""
     kind, text, zone = values["kind"], values["text"], values["zone"]
     given: dict[str, Any] = {"zone": zone} if zone else {}
     if kind == "cron":

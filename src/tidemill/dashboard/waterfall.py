@@ -30,27 +30,16 @@ _STATES = {
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A part of a job's life. Times are wall time in seconds.
+    """A part of a job's life. Times are wall time in seconds."""
 
-    Attributes:
-        kind: the cause of a wait: ``delay jobs key limit paused no-worker wait``; or
-            ``backoff rest prefetch run stop``.
-        start, end: the bounds. The end of an open span is the present time, or its known end.
-        label: what the job did or waited for.
-        detail: further words, such as the worker or the error.
-        state: how a run ended; empty for waits and open runs.
-        is_open: True for the span in which the job is now.
-        known: False when the store does not know the cause.
-    """
-
-    kind: str
+    kind: str  # ``delay jobs key limit paused no-worker wait backoff rest prefetch run stop``
     start: float
-    end: float
-    label: str
-    detail: str = ""
-    state: str = ""
-    is_open: bool = False
-    known: bool = True
+    end: float  # of an open span: the present time, or its known end
+    label: str  # what the job did or waited for
+    detail: str = ""  # further words, such as the worker or the error
+    state: str = ""  # how a run ended; empty for waits and open runs
+    is_open: bool = False  # the job is in this span now
+    known: bool = True  # False when the store does not know the cause
 
     @property
     def seconds(self) -> float:
@@ -66,19 +55,12 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Facts about a job besides its record.
+    """Facts about a job besides its record."""
 
-    Attributes:
-        now: the wall time of the look.
-        cause: why a ready job waits now.
-        started: when the present run began; 0 if unknown.
-        parents: the jobs that this job waits or waited for, if the store still has them.
-    """
-
-    now: float
-    cause: Cause | None = None
-    started: float = 0.0
-    parents: Sequence[Record] = ()
+    now: float  # the wall time of the look
+    cause: Cause | None = None  # why a ready job waits now
+    started: float = 0.0  # when the present run began; 0 if unknown
+    parents: Sequence[Record] = ()  # the jobs that this job waits or waited for, if still kept
 
 
 def spans_of(record: Record, known: Known) -> list[Span]:
@@ -286,18 +268,13 @@ def _running(record: Record, known: Known) -> Iterator[Span]:
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A span as a bar: its place and width in a drawing that is :data:`WIDTH` wide.
-
-    ``after`` is the time in seconds from the creation of the job to the start of the span.
-    ``is_folded`` is True for a bar that is drawn shorter, because it would fill nearly the whole
-    drawing.
-    """
+    """A span as a bar: its place and width in a drawing that is :data:`WIDTH` wide."""
 
     span: Span
-    after: float
+    after: float  # seconds from the creation of the job to the start of the span
     x: float
     width: float
-    is_folded: bool = False
+    is_folded: bool = False  # drawn shorter, because it would fill nearly the whole drawing
 
 
 def bars_of(spans: Sequence[Span]) -> list[Bar]:

@@ -35,14 +35,11 @@ HERTZ = 100.0
 
 
 class Run(NamedTuple):
-    """A job that a worker holds.
-
-    Without a scoreboard on this machine, ``pid`` is 0, and ``started`` is the time of the lease.
-    """
+    """A job that a worker holds."""
 
     record: Record
-    pid: int
-    started: float
+    pid: int  # 0 without a scoreboard on this machine
+    started: float  # the time of the lease without a scoreboard on this machine
     is_fetched: bool
 
 
@@ -172,11 +169,6 @@ def profile(page: Page, owner_id: str) -> Response:
 
 
 def _worker(page: Page, owner_id: str) -> Owner:
-    """The worker with an id.
-
-    Raises:
-        InvalidOption: the worker has ended.
-    """
     found = next((one for one in page.look.workers if one.id == owner_id), None)
     if found is None:
         raise InvalidOption("that worker is gone")
@@ -200,15 +192,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """The memory of a worker's processes in bytes, and the processors that they used.
-
-    ``cpu`` is the mean since the last reading; 1.0 is one busy processor. None at the first
-    reading.
-    """
+    """The memory of a worker's processes in bytes, and the processors that they used."""
 
     processes: int
     memory: int
-    cpu: float | None
+    cpu: float | None  # the mean since the last reading; 1.0 is one busy processor
 
 
 class Usages:

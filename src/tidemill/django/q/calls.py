@@ -68,11 +68,7 @@ def split_options(kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
 
 
 def path_of(func: Func) -> str:
-    """The dotted path of a function.
-
-    Raises:
-        InvalidOption: no worker could find the function.
-    """
+    """The dotted path of a function. Raises InvalidOption if no worker could find the function."""
     if isinstance(func, str):
         return func
     name = getattr(func, "__qualname__", "")
@@ -83,11 +79,7 @@ def path_of(func: Func) -> str:
 
 
 def call_of(func: Func, args: Any, kwargs: Mapping[str, Any], options: Options) -> Call[Any]:
-    """The call of the job.
-
-    Raises:
-        InvalidOption: the setting ``Q_CLUSTER`` is missing.
-    """
+    """The call of the job. Raises InvalidOption without the setting ``Q_CLUSTER``."""
     if not uses_django_q():
         raise InvalidOption(
             "tidemill.django.q lets jobs name any function; to allow that, add the setting "

@@ -158,12 +158,7 @@ class Query:
         return next(iter(self), None)
 
     def get(self, *where: Any, **lookups: Any) -> Schedule:
-        """The only schedule that matches.
-
-        Raises:
-            Schedule.DoesNotExist: there is none.
-            Schedule.MultipleObjectsReturned: there are several.
-        """
+        """The only schedule that matches. Raises DoesNotExist or MultipleObjectsReturned."""
         found = self.filter(*where, **lookups)._rows()
         if len(found) > 1:
             raise Schedule.MultipleObjectsReturned(f"{len(found)} schedules match {lookups}")
@@ -199,11 +194,7 @@ class Query:
         return sum(_swap(str(each.id), change) is not None for each in self)
 
     def create(self, **values: Any) -> Schedule:
-        """Add a schedule.
-
-        Raises:
-            IntegrityError: a schedule has this name.
-        """
+        """Add a schedule. Raises IntegrityError if a schedule has this name."""
         made = Schedule(**values)
         made.save()
         return made
@@ -359,11 +350,7 @@ def _swap(name: str, make: Callable[[Record | None], Change | None]) -> Record |
 
 
 def _of_record(record: Record) -> Schedule:
-    """The schedule of a record.
-
-    Raises:
-        CodecError: another version of tidemill wrote the record.
-    """
+    """The schedule of a record. Raises CodecError if another version of tidemill wrote it."""
     stored = decode(record.body)
     job, kept, func = stored.job, Values(), stored.job.task
     args, kwargs = list[Any](), Values()
