@@ -468,7 +468,7 @@ def test_calls_that_cannot_be_a_part_are_refused(tasks: Tasks) -> None:
         ("at least one", lambda: chain()),
         ("not 5", lambda: chain(5)),  # type: ignore[arg-type]
         ("list of calls", lambda: group(tasks.inc.call(1))),  # type: ignore[call-overload]
-        ("hooks of its own", lambda: tasks.mill.enqueue(inc_call.on_success(tasks.hooked(inc_call)))),
+        ("hooks of its", lambda: tasks.mill.enqueue(inc_call.on_success(tasks.hooked(inc_call)))),
         ("ids of parts", lambda: tasks.mill.enqueue(group([tasks.inc.using(id="x").call(1)]))),
         ("txn= is for", lambda: tasks.mill.enqueue(group([tasks.inc.using(txn=1).call(1)]))),
         ("at most 10000", lambda: tasks.mill.enqueue(behind)),
