@@ -59,6 +59,7 @@ OVER_HTTP = {
         "find_by_the_beginning_of_an_id",
         "find_by_the_ending_of_an_id",
         "find_filters_by_everything",
+        "info_says_which_broker_it_is",
         "oldest_is_the_ready_job_accepted_first",
     ),
     "schedules": (

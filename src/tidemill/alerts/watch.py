@@ -95,7 +95,7 @@ class Watch:
                 self._tell("reminder", alert)
         elif clock.machine() - since >= value.rule.lasting:
             began = alert or state.begun(value, now)
-            began.ended = 0.0
+            began.ended, began.when = 0.0, value.rule.when
             began.measured(value)
             state.keep(self._mill, began)
             if not began.told:  # the beginning of this alert was not sent before

@@ -168,6 +168,7 @@ class Dashboard:
                 response = self._answer(page, known=user is not None)
             finally:
                 reader_zone.reset(reader)
+            response.headers["X-Zone"] = page.zone
         response.headers.update(HEADERS)
         if scope["method"] == "HEAD":
             bare = Response(status_code=response.status_code)

@@ -270,11 +270,15 @@ def resume_all(page: Page) -> Response:
 def _set_all(page: Page, *, paused: bool) -> int:
     """Pause or resume the queues that are not in this state; returns their number."""
     names = [row.name for row in page.dashboard.looks.take(0).queues if row.paused != paused]
-    for name in names:
-        page.mill.broker.set_queue(name, paused=paused)
-    if names:
-        what = f"{'paused' if paused else 'resumed'} all queues"
-        page.audit(what, ", ".join(names), len(names))
+    done: list[str] = []
+    try:
+        for name in names:
+            page.mill.broker.set_queue(name, paused=paused)
+            done.append(name)
+    finally:
+        if done:
+            what = f"{'paused' if paused else 'resumed'} all queues"
+            page.audit(what, ", ".join(done), len(done))
     return len(names)
 
 

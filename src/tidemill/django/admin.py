@@ -47,6 +47,7 @@ from tidemill.schedules.declare import Schedule as Declared
 from tidemill.schedules.parse import When
 
 PAGE = 100
+_PIECE = 1000  # jobs in one act
 ASKED = ("delete", "purge", "remove")  # actions that a second page asks about first
 FILTERS = ("state", "queue", "task", "key", "tag", "text", "id")
 
@@ -146,7 +147,11 @@ class StoreAdmin(admin.ModelAdmin):
         if not allowed(request):
             raise PermissionDenied
         verb, everything = request.POST["action"], bool(request.POST.get("everything"))
-        names = self.matching(mill, request) if everything else request.POST.getlist("selected")
+        try:
+            names = self.matching(mill, request) if everything else request.POST.getlist("selected")
+        except TidemillError as error:
+            messages.error(request, str(error))
+            return HttpResponseRedirect(request.get_full_path())
         if (everything or verb in ASKED) and names and not request.POST.get("sure"):
             title = f"{capfirst(verb)} {counted(len(names), self.opts.model_name)}?"
             some = names[:PAGE] if everything else names
@@ -212,7 +217,10 @@ def _moment(seconds: float) -> dt.datetime | None:
 
 def _acting(act: Callable[..., list[bool]], sentence: str) -> Action:
     def do(mill: DjangoMill, ids: list[str], _: Any) -> tuple[str, list[str]]:
-        done = [ids[at] for at, yes in enumerate(act(mill.runtime, ids)) if yes]
+        answers: list[bool] = []
+        for at in range(0, len(ids), _PIECE):  # so that no piece holds the store for long
+            answers += act(mill.runtime, ids[at : at + _PIECE])
+        done = [ids[at] for at, yes in enumerate(answers) if yes]
         return sentence.format(f"{len(done)} of {counted(len(ids), 'job')}"), done
 
     return do
@@ -406,9 +414,17 @@ def known_tasks(mill: DjangoMill) -> list[str]:
 
 def _each(verb: str, outcome: str) -> Action:
     def do(mill: DjangoMill, names: list[str], _: Any) -> tuple[str, list[str]]:
-        for name in names:
-            getattr(mill.schedules, verb)(name)
-        return f"{', '.join(names)}: {outcome}.", names
+        done: list[str] = []
+        problem = ""
+        try:
+            for name in names:
+                getattr(mill.schedules, verb)(name)
+                done.append(name)
+        except TidemillError as error:
+            if not done:
+                raise
+            problem = f" Then: {error}"
+        return f"{', '.join(done)}: {outcome}.{problem}", done
 
     return do
 

@@ -197,13 +197,15 @@ def fired(record: Schedule, now: float, lives: Lives = lambda _: True) -> Change
     uncounted: Stored | None = None
     while stored.planned and stored.planned <= now and len(jobs) < AT_ONCE:
         jobs.append(job_of(stored, stored.planned, now))
-        stored.last, stored.last_job = stored.planned, jobs[-1].id
-        if stored.repeats:  # a job that the store leaves out must not count as a repeat
+        stored.last = stored.planned
+        single = bool(stored.repeats or stored.job.key)
+        if single:  # a job that the store leaves out is no repeat, and is not the last job
             uncounted = copy.copy(stored)
             uncounted.planned = _next(uncounted, now)
+        stored.last_job = jobs[-1].id
         stored.fired += 1
         stored.planned = _next(stored, now)
-        if stored.jitter or stored.repeats:  # each job has its own jitter, and may be the last
+        if stored.jitter or single:  # each job has its own jitter, and may be the last
             break
     change = _to(record.name, record.version, stored, tuple(jobs))
     if uncounted is None or uncounted.ended:

@@ -47,6 +47,8 @@ _FAILED, _CANCELLED = END + ": %s; %s", END + ": %s"
 
 _AROUND_THE_TASK = ("tidemill.worker", "tidemill.client.middleware", "tidemill.otel")
 """Modules whose frames lie between the worker and the task."""
+_BETWEEN = (*_AROUND_THE_TASK, "tidemill.django.q.calls", "tidemill.django.framework.run")
+"""Modules whose frames lie between the user's middleware and the task."""
 
 ERROR_MOST = 2_000  # characters that are kept of an error
 TRACEBACK_MOST = 16_000
@@ -244,12 +246,13 @@ def _users_part(error: BaseException) -> Any:
     # treat a call that does not fit the task in the same way.
     trace, kept = error.__traceback__, list[TracebackType]()
     while trace is not None:
-        ours = (*_AROUND_THE_TASK, "tidemill.django") if not kept else _AROUND_THE_TASK
+        ours = (*_AROUND_THE_TASK, "tidemill.django") if not kept else _BETWEEN
         if not trace.tb_frame.f_globals.get("__name__", "").startswith(ours):
             kept.append(trace)
         trace = trace.tb_next
     for one in reversed(kept):
-        trace = TracebackType(trace, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        line = one.tb_lineno or one.tb_frame.f_code.co_firstlineno  # some code has no line numbers
+        trace = TracebackType(trace, one.tb_frame, one.tb_lasti, line)
     return trace or error.__traceback__
 
 

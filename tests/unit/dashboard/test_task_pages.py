@@ -149,7 +149,7 @@ def test_the_list_of_schedules_tells_how_the_last_job_of_each_ended(
     assert re.search(r"succeeded \S+ s ago , took [\d.]+ m?s", words(text))
     # when
     mill.job(job).delete()
-    assert "not in the store" in words(anna.get("/schedules"))
+    assert "left out, or deleted" in words(anna.get("/schedules"))
 
 
 def test_a_schedule_is_run_paused_resumed_and_removed(

@@ -133,6 +133,22 @@ def test_a_job_that_is_left_out_uses_up_no_repeat(
     assert [*desk.mill.schedules] == []
 
 
+def test_a_job_that_is_left_out_is_not_the_last_job_of_its_schedule(desk: Desk) -> None:
+    keyed = desk.mill.call("tick").using(key="k")
+    desk.mill.schedules.add("keyed", keyed, every=60)
+    for _ in range(3):
+        desk.now += 60
+        desk.fire()
+    (job,) = desk.jobs()
+    found = desk.mill.schedules.get("keyed")
+    assert (found.last_job, found.fired) == (job.id, 1)
+    desk.broker.delete([job.id])
+    desk.now += 60
+    desk.fire()
+    (job,) = desk.jobs()
+    assert desk.mill.schedules.get("keyed").last_job == job.id
+
+
 def test_a_single_time_ends(desk: Desk) -> None:  # case C7
     desk.mill.schedules.add("once", desk.mill.call("tick"), at=NOON + 60)
     desk.now += 59

@@ -192,6 +192,19 @@ def test_an_error_whose_text_raises_is_named() -> None:
     assert "in caught" in trace
 
 
+def test_an_error_in_code_without_line_numbers_is_named() -> None:
+    def fails() -> None:
+        raise ValueError("no lines")
+
+    fails.__code__ = fails.__code__.replace(co_linetable=b"")
+    try:
+        fails()
+    except ValueError as error:
+        text, trace = describe(error)
+    assert text == "ValueError: no lines"
+    assert trace
+
+
 def test_an_ordinary_traceback_stays_whole() -> None:
     error = ValueError("second")
     error.__cause__ = KeyError("first")

@@ -38,13 +38,19 @@ _PIECE = 500  # the most jobs that one call of the store changes
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True):
-    """A purge whose jobs were kept."""
+    """A purge whose jobs were kept.
 
-    id: str  # the id of the purge
-    queue: str  # the purged queue
-    at: float  # the wall time of the purge
-    # The number of its jobs that were not restored; 0 when the number is unknown, because the purge
-    # was interrupted.
+    Attributes:
+        id: the id of the purge.
+        queue: the purged queue.
+        at: the wall time of the purge.
+        jobs: the number of its jobs that were not restored; 0 when the number is unknown, because
+            the purge was interrupted.
+    """
+
+    id: str
+    queue: str
+    at: float
     jobs: int
 
 
@@ -57,10 +63,15 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of restoring a purge."""
+    """The effect of restoring a purge.
 
-    jobs: int  # the number of jobs that are in the queue again
-    left: int  # the number of jobs that stay purged: see ``WHY_LEFT``
+    Attributes:
+        jobs: the number of jobs that are in the queue again.
+        left: the number of jobs that stay purged: see ``WHY_LEFT``.
+    """
+
+    jobs: int
+    left: int
 
 
 def purge(store: Store, queue: str, *, now: bool = False) -> Purged:

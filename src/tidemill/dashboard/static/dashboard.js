@@ -70,6 +70,11 @@
     if (event.detail.target.id !== "live" || !event.detail.successful) return;
     heard = Date.now();
     unanswered = 0;
+    const zone = event.detail.xhr.getResponseHeader("X-Zone");
+    if (zone && zone !== page.zone) {
+      page.zone = one(".zone").textContent = zone;
+      draw(true);
+    }
     show("live");
   });
 
@@ -395,10 +400,7 @@
     const name = one("[data-theme-name]");
     if (name) name.textContent = document.documentElement.dataset.theme;
     const isFirst = !page.siteZone && !document.cookie.includes("tidemill_zone=");
-    if (isFirst) {
-      setZone(browserZone);
-      page.zone = one(".zone").textContent = browserZone;
-    }
+    if (isFirst) setZone(browserZone);
     draw(false);
     reach();
     connect();

@@ -81,6 +81,7 @@ _LOOKUPS: dict[str, Callable[[Any, Any], Any]] = {
     "exact": operator.eq,
     "in": lambda value, given: value in given,
     "isnull": lambda value, given: (value is None) == given,
+    "iexact": lambda value, given: value.lower() == given.lower(),
     "contains": operator.contains,
     "icontains": lambda value, given: given.lower() in value.lower(),
     "startswith": str.startswith,
@@ -219,8 +220,8 @@ class Query:
         first = defaults if create_defaults is None else create_defaults
         while True:
             found, is_new = self.get_or_create(first, **lookups)
-            if is_new or self.filter(id=found.id).update(**(defaults or {})):
-                return (found if is_new else self.get(id=found.id)), is_new
+            if is_new or Schedule.objects.filter(id=found.id).update(**(defaults or {})):
+                return (found if is_new else Schedule.objects.get(id=found.id)), is_new
 
 
 # -- Schedule --------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ class Schedule:
             InvalidOption: a value is wrong.
         """
         name = self.id or self.name or f"{path_of(self.func)}-{new_id()[-8:]}"
-        fields = _FIELDS if update_fields is None else [*update_fields]
+        fields = _FIELDS if update_fields is None or self.id is None else [*update_fields]
         given = {field: getattr(self, field) for field in fields}
         if self.id is None:
             given["name"] = check_name("schedule name", name)
@@ -424,9 +425,12 @@ def _set_times(stored: Stored, values: Values, changed: set[str], now: float) ->
     moved = moment if "next_run" in changed else None
     if moved:
         stored.planned = moved.timestamp()
+    was = stored.rule
     if changed & _TIMES:
-        stored.rule = _rule(values)
-    if moved or changed & _TIMES:
+        rule = _rule(values)
+        bare = msgspec.structs.replace(was, at=1.0 if was.at else 0.0, start=0.0)
+        stored.rule = was if rule == bare else rule  # a monthly schedule keeps its day
+    if moved or stored.rule is not was:
         field = "at" if stored.rule.at else "start"
         stored.rule = msgspec.structs.replace(stored.rule, **{field: stored.planned})
         stored.unanchored, stored.said = False, now
@@ -488,9 +492,14 @@ def _field(name: str, others: tuple[str, ...] = ("id", "pk", "task")) -> str:
     return name
 
 
+_JOINED: dict[str, Callable[[Iterable[bool]], bool]] = {Q.AND: all, Q.OR: any}
+
+
 def _test_of(where: Any) -> Test:
     tests = [_test_of(part) if isinstance(part, Q) else _test(*part) for part in where.children]
-    joined, negated = {Q.AND: all, Q.OR: any}[where.connector], where.negated
+    if where.connector not in _JOINED:
+        raise InvalidOption("Schedule.objects joins conditions by & and |, not by ^")
+    joined, negated = _JOINED[where.connector], where.negated
     return lambda each: not tests or joined(test(each) for test in tests) != negated
 
 
@@ -528,7 +537,10 @@ def _clean(field: str, value: Any) -> Any:
         value = () if value in (None, "") else _literal(field, value)
         return tuple(map(to_key, value if isinstance(value, tuple) else (value,)))
     if field == "kwargs":
-        options, kwargs = split_options(_literal(field, value or {}))
+        given = _literal(field, value or {})
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+            raise InvalidOption(f"kwargs of a schedule must have names, not {value!r}")
+        options, kwargs = split_options(given)
         return {**options, **{name: to_key(each) for name, each in kwargs.items()}}
     return value or None
 
@@ -543,7 +555,7 @@ def _literal(field: str, value: Any) -> Any:
         call: Any = ast.parse(f"f({value})", mode="eval").body
         words = [*call.args, *call.keywords]  # a positional argument has no attribute ``arg``
         return {word.arg: ast.literal_eval(word.value) for word in words}
-    except (SyntaxError, ValueError, AttributeError) as error:
+    except (SyntaxError, ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(f"{field} of a schedule cannot be read: {value!r}") from error
 
 

@@ -284,6 +284,19 @@ class Admin(TidemillTestCase):
         self.act("job", "cancel", done.id, waiting.id)
         self.assertEqual([entry.object_id for entry in LogEntry.objects.all()], [waiting.id])
 
+    def test_a_search_with_a_mistake_changes_nothing(self):
+        tasks.add.enqueue(1, 2)
+        url = reverse("admin:tidemill_job_changelist") + "?state=bogus"
+        data = {"action": "cancel", "everything": "on", "sure": "1"}
+        self.assertContains(self.client.post(url, data, follow=True), "bogus")
+        self.assertEqual(LogEntry.objects.count(), 0)
+
+    def test_an_action_that_fails_midway_is_in_the_history_as_far_as_it_came(self):
+        mill.schedules.add("a", mill.call("shop.tasks.noop"), every=3600)
+        answer = self.act("schedule", "pause", "a", "gone")
+        self.assertContains(answer, "paused. Then: there is no schedule")
+        self.assertEqual([entry.object_id for entry in LogEntry.objects.all()], ["a"])
+
     def test_the_page_of_a_job_leads_back_to_the_search(self):
         job = tasks.add.enqueue(1, 2)
         found = self.page("job", state="ready", queue="default")

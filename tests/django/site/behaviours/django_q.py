@@ -265,6 +265,32 @@ class Schedules(Case):
             Scheduling().fire(mill.broker, [record])
         jobs += [each for each in mill.jobs() if each.id not in before]
 
+    def test_an_update_may_end_the_match(self):
+        schedule("shop.hooks.multiply", 2, name="a", schedule_type=Schedule.DAILY)
+        daily = Schedule.objects.filter(schedule_type=Schedule.DAILY)
+        found, is_new = daily.update_or_create(name="a", defaults={"schedule_type": "H"})
+        self.assertEqual((found.schedule_type, is_new), (Schedule.HOURLY, False))
+
+    def test_a_monthly_schedule_keeps_its_day(self):
+        last = dt.datetime(2030, 1, 31, 12, tzinfo=dt.UTC)
+        made = schedule("shop.hooks.multiply", 2, name="a", schedule_type="M", next_run=last)
+        made.minutes = 5
+        made.save()
+        days = [moment.day for moment in mill.schedules.next_times("a", 3)]
+        self.assertEqual(days, [31, 28, 31])
+
+    def test_conditions_and_arguments_with_a_mistake_are_refused(self):
+        for make in (
+            lambda: Schedule.objects.filter(Q(name="a") ^ Q(name="b")),
+            lambda: Schedule.objects.create(func="shop.hooks.multiply", kwargs="{1: 2}"),
+            lambda: Schedule.objects.create(func="shop.hooks.multiply", kwargs=5),
+            lambda: Schedule.objects.create(func="shop.hooks.multiply", args="{[]: 1}"),
+            lambda: Schedule.objects.create(func="shop.hooks.multiply", kwargs="{1, 2}"),
+            lambda: Schedule.objects.create(func="shop.hooks.multiply", kwargs="**{'b': 2}"),
+        ):
+            with self.assertRaises(InvalidOption):
+                make()
+
     def test_each_type_has_its_times(self):
         start = timezone.now() + HOURS
         for kind, second in (
