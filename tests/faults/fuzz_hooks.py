@@ -88,7 +88,11 @@ def agreeing(case: Any) -> None:
     if (case.method, case.path) == ("PUT", "/v1/jobs/{job_id}") and body.get("id") is not None:
         body["id"] = unquote(parameters["job_id"])  # a body says nothing of a path
     act = case.path.rpartition("/")[2]
-    if act in OF_TASKS and unquote(parameters["receipt"]).count(".") == 1:  # that of a message
+    if (
+        "receipt" in parameters
+        and act in OF_TASKS
+        and unquote(parameters["receipt"]).count(".") == 1
+    ):  # that of a message
         parameters["receipt"] = TASKS[zlib.crc32(parameters["receipt"].encode()) % len(TASKS)]
     if "cursor" in query:  # the text is the server's own
         query["cursor"] = CURSORS[zlib.crc32(query["cursor"].encode()) % len(CURSORS)]
