@@ -97,6 +97,7 @@ class Tidemill:
             defaults=defaults,
         )
         self.limits = self.runtime.limits
+        self.sync, self.middleware = sync, middleware
 
     def _make_runtime(self, **settings: Any) -> Runtime:
         """The parts of the app; the app of a Django project makes others."""
@@ -132,7 +133,8 @@ class Tidemill:
 
     @sync.setter
     def sync(self, sync: bool) -> None:
-        self.runtime.sync = sync
+        # ``mock.patch.object`` restores only what stands in the dict of the instance.
+        vars(self)["sync"] = self.runtime.sync = sync
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
@@ -143,6 +145,7 @@ class Tidemill:
     @middleware.setter
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self.runtime.layers = check_middleware(middleware)
+        vars(self)["middleware"] = middleware
 
     def configure(
         self, url: str | None = None, *, secret_keys: Sequence[str | bytes] | None = None

@@ -6,13 +6,17 @@ import asyncio
 import contextvars
 import dataclasses
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from tidemill import (
     InvalidOption,
     Job,
+    JobContext,
     JobFailed,
     JobNotFound,
     State,
@@ -165,3 +169,14 @@ def test_an_app_is_switched_for_the_length_of_a_test(monkeypatch: pytest.MonkeyP
     # and afterwards it is as it was
     assert note.enqueue(4).state == "ready"
     assert done == [1, 2, 3]
+
+
+def test_mock_restores_sync_and_the_middleware() -> None:
+    def layer(call_next: Callable[[], Any], _: JobContext) -> Any:
+        return call_next()
+
+    mill = Tidemill("memory://", sync=True)
+    mill.around(layer)
+    with mock.patch.object(mill, "sync", False), mock.patch.object(mill, "middleware", ()):
+        assert (mill.sync, mill.middleware) == (False, ())
+    assert (mill.sync, mill.middleware) == (True, (layer,))
