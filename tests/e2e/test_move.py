@@ -156,7 +156,8 @@ def test_a_move_waits_for_running_jobs_and_workers_leave(place: Place) -> None:
     # then
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, err
-    assert worker.wait() == 0
+    assert worker.wait() == 3
+    assert "the worker ends: this store moves to" in worker.output
     with Tidemill(elsewhere(place)) as there:
         record = there.broker.get(job.id)
         assert (record.state, len(record.attempts)) == (State.SUCCEEDED, 1)

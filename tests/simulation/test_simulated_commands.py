@@ -118,6 +118,7 @@ def test_quiet_from_the_store_has_no_limit(sim: Simulation) -> None:
     assert worker.until_ended() == 0
     assert (job.state, waiting.state) == (State.SUCCEEDED, State.READY)
     assert not any(process.killed for process in sim.processes)
+    assert sim.said("the worker takes no more jobs, and ends after its running jobs") == 1
 
 
 def test_a_worker_that_its_store_has_outgrown_ends_its_jobs_and_exits_with_3(
@@ -153,5 +154,6 @@ def test_a_move_ends_no_running_job_of_a_busy_worker(sim: Simulation) -> None:
     sim.mill.broker.depart("memory://elsewhere")
     sim.task("new")
     worker.signal(signal.SIGHUP)  # the new code declares a task, which the store refuses
-    assert worker.until_ended() == 0
+    assert worker.until_ended() == 3
     assert job.refresh().state is State.SUCCEEDED
+    assert sim.said("the worker ends: this store moves to memory://elsewhere; use that url") == 1

@@ -195,7 +195,7 @@ class Supervisor:
         self._broken = False  # True when an error has ended the main thread
         self._look_due = 0.0  # machine time of the next look at the processes
         self._stopping = 0.0  # machine time at which a graceful stop ends; 0 before a stop
-        self._outgrown = False  # True when the store no longer serves this version
+        self._left = False  # True when the store moves, or no longer serves this version
         self._exit_at = 0.0  # machine time at which a worker with a stalled store ends; 0 if open
         self._told_at = 0.0  # machine time of the first TERM or INT
         self.announce: Callable[[Start], None] = Start.log
@@ -260,7 +260,7 @@ class Supervisor:
         log.info("worker %s is done%s", self.owner.name, how)
         if self.pool.verdicts:
             self._leave_board()
-        if self._outgrown:
+        if self._left:
             return UNREACHABLE
         return INTERRUPTED if self.pool.interrupted else CLEAN
 
@@ -370,12 +370,26 @@ class Supervisor:
     def hand_out(self, reply: Reply) -> None:
         """Give the leases of a reply to processes, and obey its commands."""
         point("worker.exchanged")
+        told = bool(reply.commands) and not self._stopping
         with self.pool.lock:
             self.pool.dispatch.deal(reply.leases)
             point("worker.handed")
             for command in reply.commands:
                 self._obey(command)
             self._look_by(self.pool.plan_look())
+        if told and self._stopping == math.inf and not self._left:
+            self._say_quiet()
+
+    def _say_quiet(self) -> None:
+        """Log why this worker takes no more jobs: its store moves, or somebody wants it."""
+        where = None
+        with contextlib.suppress(TidemillError):
+            where = self.broker.info().get("moves_to") if self.broker is not None else None
+        if where:
+            self._left = True
+            log.error("the worker ends: this store moves to %s; use that url", where)
+        else:
+            log.info("the worker takes no more jobs, and ends after its running jobs")
 
     # -- in the main thread ---------------------------------------------------------------------
 
@@ -431,9 +445,9 @@ class Supervisor:
             self.pool.ask(question)
 
     def _leave(self, why: str) -> None:
-        if not self._outgrown:
+        if not self._left:
             log.error("%s; this worker stops; jobs whose verdicts it cannot report run again", why)
-        self._outgrown = True
+        self._left = True
 
     def stop(self) -> None:
         """Ask for a graceful stop, from any thread."""
