@@ -192,6 +192,7 @@ def test_odd_folders_survive_the_way_through_a_url(
         assert again.queues()[0].ready == 1
     # then the store is in that folder and nowhere else
     assert (folder / ".tidemill" / "data.mdb").exists()
+    assert (folder / ".tidemill" / ".gitignore").read_text() == "*\n"
     assert os.listdir(tmp_path) == [name]
 
 

@@ -424,6 +424,9 @@ def make_folder(path: str, mode: int = 0) -> None:
         os.makedirs(path, exist_ok=True)
         if mode:
             os.chmod(path, folder_mode(mode))
+        if os.path.basename(path) == ".tidemill":  # the default folder, beside the user's code
+            with contextlib.suppress(FileExistsError), open(f"{path}/.gitignore", "x") as file:
+                file.write("*\n")
 
 
 def make_copy(path: str, original: str) -> int:
