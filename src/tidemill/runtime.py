@@ -252,6 +252,10 @@ class Runtime:
         """True when ``allow_imports`` allows jobs that name this dotted path."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.allow_imports)
 
+    def declared(self, name: str) -> Task[..., Any] | None:
+        """The task that this app has declared under a name."""
+        return self.tasks.get(name)
+
     def find_task(self, name: str) -> Configured[..., Any, Any] | None:
         """The task that an import finds under a dotted path; None when there is none.
 

@@ -30,7 +30,7 @@ from tidemill.worker.event_loop import run_awaitable
 
 if TYPE_CHECKING:
     from tidemill.client.puts import OpenBatch
-    from tidemill.client.task import Configured
+    from tidemill.client.task import Configured, Task
 
 T = TypeVar("T")
 
@@ -108,13 +108,17 @@ class DjangoRuntime(Runtime):
         """True when the setting ``ALLOW_IMPORTS`` allows jobs that name this dotted path."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._own_imports)
 
+    def declared(self, name: str) -> Task[..., Any] | None:
+        """The task of a name; a module of the project is imported to find the task."""
+        if name not in self.tasks and apps.ready and (module := _module_of(name)):
+            importlib.import_module(module)
+        return self.tasks.get(name)
+
     def find_task(self, name: str) -> Configured[..., Any, Any] | None:
         """The task of a name, in a module of the project or as ``ALLOW_IMPORTS`` allows."""
-        if (module := _module_of(name)) and module not in sys.modules:
-            importlib.import_module(module)
-        if name in self.tasks:
-            return self.tasks[name]
-        for find in self.finders if module else ():
+        if (declared := self.declared(name)) is not None:
+            return declared
+        for find in self.finders if _module_of(name) else ():
             if (task := find(name)) is not None:
                 return task
         return super().find_task(name)

@@ -124,6 +124,12 @@ class Tasks(TidemillTestCase):
         self.run_jobs()
         self.assertEqual(Order.objects.get(pk=job.result()).note, "new")
 
+    def test_a_call_by_name_finds_a_module_of_the_project(self):
+        self.assertNotIn("project.more", sys.modules)
+        job = mill.enqueue("project.more.far")
+        run_jobs()
+        self.assertEqual(job.result(), "far")
+
     def test_jobs_run_at_once_inside_immediate(self):
         with immediate():
             job = tasks.write_order.enqueue("now")
