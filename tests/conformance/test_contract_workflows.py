@@ -401,6 +401,28 @@ def test_results_of_a_group_are_kept_for_its_dependents(
     assert [broker.get(job_id) for job_id in ("a", "in", "all")] == [None] * 3
 
 
+def test_a_short_result_ttl_holds_before_a_hook_that_falls(
+    open_store: Callable[..., Broker], clock: Clock
+) -> None:
+    # law 15
+    if not clock.fake:
+        pytest.skip("needs a clock that can be moved")
+    broker = open_store(keep=500)
+    worker = LiveOwner(broker)
+    broker.put([behind("failure", id="hook"), before("hook", id="a", result_ttl=5.0)])
+    broker.put([behind(id="next"), before("next", id="b", result_ttl=5.0)])
+    run(worker, result=b"x")
+    run(worker, result=b"x")
+    clock.advance(6.0)
+    broker.tick()
+    assert broker.get("a") is None  # nobody needs it any more
+    assert state(broker, "b") is SUCCEEDED
+    assert run(worker) == "next"
+    clock.advance(61.0)
+    broker.tick()
+    assert broker.get("b") is None
+
+
 def test_a_barrier_is_never_run(broker: Broker, worker: LiveOwner) -> None:
     broker.put([behind("barrier", id="all"), before("all", id="a")])
     run(worker, Outcome.FAIL)

@@ -70,7 +70,10 @@ def prune(jobs: StoredJobs) -> bool:
     old = [seq for seq, linked in due if linked != IN_FLOW]
     needed = [is_needed(jobs, item) for item in in_flow]
     for item, is_kept in zip(in_flow, needed, strict=True):
-        (jobs.keep if is_kept else jobs.keep_plainly)(item)
+        if is_kept:
+            jobs.keep_linked(item, jobs.retention.protect)
+        else:
+            jobs.keep_plainly(item)
     jobs.flush()
     jobs.rows.send_in("DELETE FROM tidemill_job WHERE seq IN", old)
     return len(due) == PIECE or not all(needed)

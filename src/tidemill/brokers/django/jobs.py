@@ -277,12 +277,9 @@ class StoredJobs(Jobs):
     def count(self, item: Item, by: int) -> None:
         self.queue(item.record.envelope.queue).change(item.record.state, by)
 
-    def keep(self, item: Item) -> None:
-        if not item.record.envelope.links:
-            self.keep_plainly(item)
-            return
+    def keep_linked(self, item: Item, seconds: float) -> None:
         stored = self._stored[item.record.envelope.id]
-        stored.linked, stored.prune = True, self.now + self.retention.protect
+        stored.linked, stored.prune = True, self.now + seconds
 
     def keep_plainly(self, item: Item) -> None:
         stored = self._stored[item.record.envelope.id]

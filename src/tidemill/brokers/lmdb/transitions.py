@@ -347,13 +347,16 @@ class Transitions:
         tail.error = error
         self.keep(stored, tail)
 
-    def keep(self, stored: Stored, tail: Tail, *, parted: bool = False) -> None:
+    def keep(self, stored: Stored, tail: Tail, *, needed: bool | None = None) -> None:
         """Save a finished job, and list the job for pruning."""
-        # A job of a flow has a separate class while a dependent needs the job. With ``parted`` no
-        # dependent needs it.
+        # A job of a flow has a separate class until a look shows that no dependent needs it.
+        # ``needed`` is what a look has shown.
         head = stored.head
-        if head.flags & Flag.LINKED and not parted:
-            head.prune = self.now + int(self.retention.protect * MICRO)
+        if head.flags & Flag.LINKED and needed is not False:
+            wait = self.retention.protect
+            if needed is None:
+                wait = min(wait, self._keep_for(stored, class_of(head.state, tail)))
+            head.prune = self.now + int(wait * MICRO)
             kept, ended = KEPT_LINKED, self.now
         else:
             kept, ended = self._class_for(stored, tail)

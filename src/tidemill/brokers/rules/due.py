@@ -46,7 +46,10 @@ def prune(jobs: Jobs) -> None:
     now, finished = jobs.now, jobs.finished
     while jobs.linked and jobs.linked[0][0] <= now:
         item = jobs.items[jobs.linked.pop(0)[1]]
-        (jobs.keep if is_needed(jobs, item) else jobs.keep_plainly)(item)
+        if is_needed(jobs, item):
+            jobs.keep_linked(item, jobs.retention.protect)
+        else:
+            jobs.keep_plainly(item)
     while finished and finished[0][0] <= now:
         del jobs.items[finished.pop(0)[1]]
     if len(finished) <= jobs.retention.count:

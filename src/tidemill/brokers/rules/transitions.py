@@ -289,11 +289,14 @@ class Jobs:
 
     def keep(self, item: Item) -> None:
         """Plan the pruning of a finished job; a job of a flow stays while a dependent needs it."""
-        job_id = item.record.envelope.id
         if item.record.envelope.links:
-            bisect.insort(self.linked, (self.now + self.retention.protect, job_id))
+            self.keep_linked(item, min(self.retention.protect, self.keep_for(item.record)))
         else:
             self.keep_plainly(item)
+
+    def keep_linked(self, item: Item, seconds: float) -> None:
+        """Look again after some seconds whether a dependent needs a finished job."""
+        bisect.insort(self.linked, (self.now + seconds, item.record.envelope.id))
 
     def keep_plainly(self, item: Item) -> None:
         """Plan the pruning of a finished job after its retention time."""

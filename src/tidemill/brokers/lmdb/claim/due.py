@@ -114,7 +114,7 @@ def _part_from_flows(commit: Transitions, most: int) -> None:
         cursor.delete()
         if stored is not None:
             needed = is_needed(commit, stored, unfinished)
-            commit.keep(stored, stored.tail, parted=not needed)
+            commit.keep(stored, stored.tail, needed=needed)
 
 
 def _prune_class(commit: Transitions, kept: int, most: int) -> int:

@@ -139,8 +139,9 @@ BEGIN
     END IF;
     DELETE FROM expiry WHERE seq = job_seq;
     INSERT INTO done (seq, prune, finished, class, state, error, result)
-    VALUES (job_seq, t + CASE WHEN j.linked THEN p.protect
-                              ELSE keep_for(CASE WHEN purged THEN 'failed' ELSE ending END, j.result_ttl, answer IS NOT NULL, p) END, t,
+    VALUES (job_seq, t + least(
+                keep_for(CASE WHEN purged THEN 'failed' ELSE ending END, j.result_ttl, answer IS NOT NULL, p),
+                CASE WHEN j.linked THEN p.protect END), t,
             CASE WHEN j.linked THEN 3
                  WHEN ending = 'failed' OR purged THEN 2
                  WHEN ending = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,

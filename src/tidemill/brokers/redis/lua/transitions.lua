@@ -171,11 +171,11 @@ end
 
 -- Set the time for pruning a finished job. A linked job is checked first: other jobs may need it.
 local function keep(j)
+  local class = class_of(j)
   if flagged(j.flags, LINKED) then
-    j.prune = now + keep_class(3)
+    j.prune = now + math.min(keep_class(3), keep_for(j, class))
     prune_later(3, j.prune, j.id)
   else
-    local class = class_of(j)
     j.prune = j.finished + keep_for(j, class)
     prune_later(class, j.prune, j.id)
   end
