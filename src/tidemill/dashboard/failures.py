@@ -42,7 +42,7 @@ class Failing(msgspec.Struct, frozen=True):
     numbers: FailureNumbers
     kept: int  # its failed jobs that a short search of the store has found
     rate: int  # failed attempts in the last hour
-    is_new: bool  # only the latest release has the failure
+    is_new: bool  # only the latest release has had the failure in the last 7 days
     muted: bool  # a user muted the failure, and it has not changed since
     change: str  # how the failure changed since it was muted
     query: str  # the search for its failed jobs
@@ -53,6 +53,9 @@ def failed(page: Page) -> Response:
     over = window(page)
     kept = kept_jobs(page)
     rows = failing(page, over, kept)
+    only_new = bool(page.request.arg("new"))
+    if only_new:
+        rows = [row for row in rows if row.is_new]
     return page.render(
         "failures.html",
         title="Failed",
@@ -64,9 +67,19 @@ def failed(page: Page) -> Response:
         hidden=max(0, len(rows) - _SHOWN),
         kept=sum(map(len, kept.jobs.values())),
         kept_exact=kept.is_exact,
+        latest=latest_release(page),
+        only_new=only_new,
         has_history=page.has(Feature.HISTORY),
         first=RETRY_FIRST,
     )
+
+
+def latest_release(page: Page) -> str | None:
+    """The release of the latest deploy; None before the second deploy."""
+    if not page.has(Feature.HISTORY):
+        return None
+    deploys = page.cached("deploys", 2.0, page.mill.history.deploys)
+    return deploys[-1].release if len(deploys) > 1 else None
 
 
 def kept_jobs(page: Page) -> Kept:
@@ -83,13 +96,13 @@ def kept_jobs(page: Page) -> Kept:
 
 def failing(page: Page, over: Window, kept: Kept) -> list[Failing]:
     """The failures of a window, and older failures with kept jobs; the most frequent first."""
-    known, silent, releases, rates = failures(page, over), {}, list[str](), {}
+    known, silent, rates, latest = failures(page, over), {}, {}, latest_release(page)
+    longest = failures(page, WINDOWS[-1])
+    before = {(one.fingerprint, one.task) for one in longest if one.releases != (latest,)}
     if page.has(Feature.HISTORY):
-        history = page.mill.history
         counted = failures(page, WINDOWS[0])
         rates = {(one.fingerprint, one.task): one.count for one in counted}
         silent = mutes(page.mill)
-        releases = [deploy.release for deploy in history.deploys()]
     names = {(one.fingerprint, one.task) for one in known}
     hour_ago = clock.wall() - WINDOWS[0].seconds
     older = [_numbers(*name, jobs) for name, jobs in kept.jobs.items() if name not in names]
@@ -106,7 +119,7 @@ def failing(page: Page, over: Window, kept: Kept) -> list[Failing]:
                 numbers=one,
                 kept=len(jobs),
                 rate=rate,
-                is_new=len(releases) > 1 and one.releases == (releases[-1],),
+                is_new=one.releases == (latest,) and name not in before,
                 muted=note is not None and not change,
                 change=change,
                 query=query_text(state="failed", task=one.task, failure=one.fingerprint),

@@ -15,6 +15,7 @@ from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.contract.history import with_history
 from tidemill.brokers.contract.history_rows import (
     FAILED,
+    HOUR,
     MINUTE,
     RUNS,
     SUCCEEDED,
@@ -25,6 +26,7 @@ from tidemill.brokers.contract.history_rows import (
 from tidemill.brokers.contract.schedules import Change
 from tidemill.brokers.generic.notes import Notes
 from tidemill.client.history import Deploy
+from tidemill.core.fingerprint import FailureSample
 from tidemill.core.job import Outcome, Owner, State, Verdict
 from tidemill.dashboard.roles import Role, User
 from tidemill.schedules.record import decode, encode, fired
@@ -74,6 +76,31 @@ def test_a_failure_that_no_worker_counted_is_in_the_last_hour(
     assert "Last hour 1" in text
 
 
+def test_a_filter_lists_the_failures_that_only_the_latest_release_has(
+    mill: Tidemill, anna: Visitor
+) -> None:
+    now = int(time.time())
+    alone = "No failure is new, since there was no second release yet"
+    assert alone in words(anna.get("/failed?new=1"))
+    keep_runs(mill, "v1", now - 1000, 99, 1)
+    keep_runs(mill, "v2", now - 500, 80, 20)
+    keep_failure(mill, "OldError", "v1", now - 2 * 86_400)
+    keep_failure(mill, "OldError", "v2", now)
+    anna.dashboard.cache.clear()
+    none = words(anna.get("/failed?new=1"))
+    assert "No failure of the last hour is new in v2" in none
+    assert "OldError" not in none
+    keep_failure(mill, "NewError", "v2", now)
+    anna.dashboard.cache.clear()
+    text = anna.get("/failed?new=1&over=24h")
+    assert "NewError new in v2" in words(text)
+    assert "OldError" not in text
+    # and the links keep the choices
+    assert 'href="/failed?over=24h">All</a>' in text
+    assert 'href="/failed?new=1&amp;over=7d"' in text
+    assert "OldError" in anna.get("/failed?over=24h")
+
+
 def test_a_muted_failure_is_folded_until_it_is_shown_again(mill: Tidemill, anna: Visitor) -> None:
     mill.enqueue(mill.tasks["shop.pay"].call(-1))
     run_all(mill)
@@ -100,6 +127,20 @@ def keep_runs(mill: Tidemill, release: str, deployed: int, good: int, bad: int) 
     )
     body = msgspec.msgpack.encode(Deploy(release, deployed))
     Notes(mill.broker, "deploy", "a test").put(release, body)
+
+
+def keep_failure(mill: Tidemill, error: str, release: str, at: int) -> None:
+    """History of one failed attempt, by minute and by hour, as a worker would have kept it."""
+    counts = [0] * WIDTH
+    counts[FAILED] = 1
+    sample = msgspec.msgpack.encode(FailureSample(error=error, task="shop.pay", time=at))
+    name = join_name(error, "shop.pay", release)
+    with_history(mill.broker, "a test").keep_history(
+        [
+            HistoryRow("failure", name, span, at // span * span, tuple(counts), sample)
+            for span in (MINUTE, HOUR)
+        ]
+    )
 
 
 def test_a_task_tells_what_a_release_changed(mill: Tidemill, anna: Visitor) -> None:
