@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,10 @@ from cli_store import Desk
 import tidemill.cli.job_actions
 import tidemill.cli.queues
 from tidemill import InvalidOption, State, Tidemill, chain, group
+from tidemill.brokers.generic.audit import notes
+from tidemill.brokers.generic.notes import Notes
 from tidemill.core.files import folder_mode
+from tidemill.errors import StoreFull
 
 pytestmark = pytest.mark.everyday
 
@@ -354,6 +359,56 @@ def test_a_purge_is_listed_and_restored(desk: Desk) -> None:
     assert again.exit_code == 1
     assert "no purge of queue 'sums' can be restored" in again.stderr
     assert desk.mill.queues()[0].ready == 3
+
+
+# -- audit ----------------------------------------------------------------------------------------
+
+
+def test_the_audit_list_has_what_the_command_line_did(desk: Desk) -> None:
+    one, other = desk.add.enqueue(1), desk.add.enqueue(2)
+    desk.run("pause", "sums", "mail")
+    desk.run("resume", "mail")
+    desk.run("cancel", "--queue", "sums", "--all")
+    desk.run("cancel", one.id)  # which changes nothing
+    desk.run("retry", one.id, "no-such-job")
+    desk.run("purge", "sums", "--yes")
+    desk.run("restore", "sums")
+    desk.run("limit", "sums", "--queue", "--rate", "5/s")
+    desk.run("schedule", "add", "nightly", "add", "--cron", "0 3 * * *", "--queue", "sums")
+    desk.run("schedule", "pause", "nightly")
+    desk.run("schedule", "remove", "nightly")
+    desk.run("delete-queue", "sums", "--force")
+    found = [(note.what, note.target, note.count) for note in reversed(notes(desk.mill.broker))]
+    assert found == [
+        ("paused queue", "sums, mail", 2),
+        ("resumed queue", "mail", 1),
+        ("cancelled jobs", f"{other.id}, {one.id}", 2),
+        ("retried jobs", one.id, 1),
+        ("purged queue", "sums", 1),
+        ("restored queue", "sums", 1),
+        ("changed queue limits", "sums", 1),
+        ("added schedule", "nightly", 1),
+        ("paused schedule", "nightly", 1),
+        ("removed schedule", "nightly", 1),
+        ("deleted queue", "sums", 2),
+    ]
+    who = {note.who for note in notes(desk.mill.broker)}
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert who == {f"{user} at {socket.gethostname()}, command line"}
+
+
+def test_an_act_is_done_although_the_audit_list_cannot_be_written(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def put(*_: object, **__: object) -> None:
+        raise StoreFull("the disk is full")
+
+    desk.add.enqueue(1)
+    monkeypatch.setattr(Notes, "put", put)
+    result = desk.run("pause", "sums")
+    assert (result.exit_code, result.stdout) == (0, "sums is paused\n")
+    assert "the audit list lacks this" in caplog.text
+    assert "paused queue sums (the disk is full)" in caplog.text
 
 
 # -- backup ---------------------------------------------------------------------------------------

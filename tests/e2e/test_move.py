@@ -18,6 +18,7 @@ from tidemill import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.brokers.contract.limits import with_limits
+from tidemill.brokers.generic.audit import notes
 from tidemill.brokers.registry import open_broker
 from tidemill.core.clock import new_id
 from tidemill.core.envelope import LimitSettings
@@ -187,6 +188,9 @@ def test_a_move_can_be_called_off_while_nothing_has_arrived(place: Place, tmp_pa
     assert same.returncode == 2
     with Tidemill(target) as there:
         assert there.broker.get(other.id).state is State.READY
+        [moved, called_off] = notes(there.broker)
+    assert (called_off.what, called_off.target) == ("cancelled move", f"to {target}")
+    assert (moved.what, moved.target) == ("moved store", f"{place.url} to {target}")
 
 
 @pytest.mark.parametrize(

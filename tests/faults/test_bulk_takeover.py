@@ -14,9 +14,9 @@ import pytest
 from servers import postgres_store, redis_url
 
 from tidemill import Fail, Tidemill
+from tidemill.brokers.generic.audit import notes
 from tidemill.core.clock import new_id
 from tidemill.dashboard import bulk
-from tidemill.dashboard.audit import notes
 from tidemill.dashboard.bulk import Bulk
 from tidemill.testing import run_all
 
@@ -108,7 +108,10 @@ def test_a_stopped_runner_that_comes_back_ends(mill: Tidemill) -> None:
     assert one.state == "done"
     assert bulk.get(mill, one.id) == one
     assert states(mill) == ["ready"] * 12
-    assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
+    assert [note.what for note in notes(mill.broker)] == [
+        "finished bulk retry",
+        "started bulk retry",
+    ]
 
 
 def test_a_repeated_piece_leaves_out_jobs_that_failed_again(mill: Tidemill) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import pwd
+import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +15,8 @@ from click.core import ParameterSource
 from tidemill.app import Tidemill
 from tidemill.app_loader import load_app
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.contract.store import Store
+from tidemill.brokers.generic.audit import note
 from tidemill.core.config import parse_url
 from tidemill.core.log_output import FORMATS, LEVELS, LogSettings
 from tidemill.errors import BrokerUnavailable
@@ -126,6 +130,16 @@ def _words() -> tuple[list[str], dict[str, Any]]:
         words.insert(0, context.info_name or "")
         context = context.parent
     return words, given
+
+
+def audit(store: Store, what: str, target: str, count: int = 1) -> None:
+    """Write an act of the command line into the audit list of the store."""
+    uid = os.getuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container may have no name for its user
+        user = f"user {uid}"
+    note(store, f"{user} at {socket.gethostname()}, command line", what, target, count)
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:

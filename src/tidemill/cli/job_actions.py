@@ -14,7 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.connect import audit, json_option, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
 from tidemill.client import compositions
 from tidemill.client.explain import why_not_altered, why_not_run
@@ -208,14 +208,18 @@ def _act(
     refused: list[dict[str, str]] = []
     failed = Filter(states=_RETRIED)
     listed = functools.cache(lambda: frozenset(r.envelope.id for r in every(mill, failed)))
-    for start in range(0, len(ids), _BATCH):
-        part = ids[start : start + _BATCH]
-        for job_id, answer in zip(part, do(part), strict=True):
-            if answer:
-                done.append(job_id)
-            else:
-                reason = _why_not(mill, job_id, listed, why_not)
-                refused.append({"id": job_id, "reason": reason})
+    try:
+        for start in range(0, len(ids), _BATCH):
+            part = ids[start : start + _BATCH]
+            for job_id, answer in zip(part, do(part), strict=True):
+                if answer:
+                    done.append(job_id)
+                else:
+                    reason = _why_not(mill, job_id, listed, why_not)
+                    refused.append({"id": job_id, "reason": reason})
+    finally:
+        if done:
+            audit(mill.broker, f"{done_word} jobs", ", ".join(done[:5]), len(done))
     if as_json:
         console.print_json({done_word: done, "refused": refused})
     else:

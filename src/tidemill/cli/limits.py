@@ -8,7 +8,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.connect import audit, json_option, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.suggest import hint
 from tidemill.doctor.queues import state_of_limit
@@ -78,6 +78,9 @@ def limit(
         (mill.limits.reset_queue if of_queue else mill.limits.reset)(name)
     if changes:
         (mill.limits.set_queue if of_queue else mill.limits.set)(name, **changes)
+    if declared or changes:
+        what = "queue limits" if of_queue else "limit"
+        audit(mill.broker, f"{'reset' if declared else 'changed'} {what}", name)
     _list(mill, as_json, (name, of_queue))
 
 

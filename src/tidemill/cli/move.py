@@ -8,7 +8,7 @@ import click
 
 from tidemill.brokers.registry import open_broker
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, open_mill
+from tidemill.cli.connect import audit, json_option, open_mill
 from tidemill.core.words import counted
 from tidemill.transfer.store_to_store import cancel_move
 from tidemill.transfer.store_to_store import move as move_all
@@ -50,6 +50,7 @@ def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> Non
         try:
             if off:
                 cancel_move(here, there)
+                audit(here, "cancelled move", f"to {there.url}")
                 click.echo(f"{here.url} goes on")
                 return
             columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
@@ -66,6 +67,8 @@ def move(source: str, target: str, off: bool, leave: bool, as_json: bool) -> Non
                         bar.update(shown, description="moving", total=total, completed=done)
 
                 moved = move_all(here, there, tell, leave=leave)
+            if moved.done + moved.schedules:
+                audit(there, "moved store", f"{here.url} to {there.url}", moved.gone)
             _report(moved, here.url, there.url, as_json)
         finally:
             there.close()

@@ -14,7 +14,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.generic import purges as kept
 from tidemill.brokers.generic.topics import bindings
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.connect import audit, json_option, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.config import check_name
 from tidemill.core.words import counted
@@ -131,6 +131,8 @@ def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool, as_json: b
             raise no_such_queue(name, known)
     for name in names:
         mill.broker.set_queue(name, paused=paused)
+    what = f"{'paused' if paused else 'resumed'} queue"
+    audit(mill.broker, what, ", ".join(names), len(names))
     how = "is paused" if paused else "goes on"
     lines = [f"{name} {how}{'' if name in known else '; it has had no jobs yet'}" for name in names]
     console.answer({"queues": names, "paused": paused}, as_json, *lines)
@@ -148,6 +150,7 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
     is never deleted.
     """
     deleted = mill.queue(queue).delete(force=force)
+    audit(mill.broker, "deleted queue", queue, deleted)
     console.answer(
         {"queue": queue, "deleted": deleted},
         as_json,
@@ -181,6 +184,7 @@ def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> No
             click.echo("tidemill: that is not the queue's name; nothing was deleted", err=True)
             sys.exit(1)
     purged = kept.purge(mill.broker, queue, now=now)
+    audit(mill.broker, "purged queue", queue, purged.jobs)
     text = f"deleted {counted(purged.jobs, 'job')} of {queue}{_way_back(queue, purged)}"
     facts = {"queue": queue, "deleted": purged.jobs, "kept": purged.kept}
     console.answer(facts | {"purge": purged.id or None}, as_json, text)
@@ -222,6 +226,7 @@ def restore(mill: Tidemill, queue: str, purge: str, as_json: bool) -> None:
     later. A job that has expired, or belongs to a flow, stays purged for good.
     """
     restored = kept.restore(mill.broker, queue, purge)
+    audit(mill.broker, "restored queue", queue, restored.jobs)
     left = f"; {counted(restored.left, 'job')} stay purged" if restored.left else ""
     console.answer(
         {"queue": queue, "restored": restored.jobs, "left": restored.left},

@@ -12,7 +12,14 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import app_option, json_option, open_mill, store_options, url_option
+from tidemill.cli.connect import (
+    app_option,
+    audit,
+    json_option,
+    open_mill,
+    store_options,
+    url_option,
+)
 from tidemill.cli.enqueue import argument, keyword
 from tidemill.core.clock import clock
 from tidemill.errors import InvalidOption
@@ -213,7 +220,9 @@ def add(
             call = mill.call(task, *map(argument, args), **kwargs).using(**given)
         except TypeError as error:
             raise InvalidOption(str(error)) from None
-        _print(mill.schedules.add(name, call, rule), as_json)
+        added = mill.schedules.add(name, call, rule)
+        audit(mill.broker, "added schedule", name)
+        _print(added, as_json)
 
 
 def _print(row: Schedule, as_json: bool) -> None:
@@ -241,7 +250,9 @@ def _known(mill: Tidemill, names: tuple[str, ...]) -> tuple[str, ...]:
 @store_options
 def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Pause schedules: they do not fire until they are resumed."""
-    _print_all([mill.schedules.pause(name) for name in _known(mill, names)], as_json)
+    rows = [mill.schedules.pause(name) for name in _known(mill, names)]
+    audit(mill.broker, "paused schedule", ", ".join(names), len(names))
+    _print_all(rows, as_json)
 
 
 @schedule.command()
@@ -250,7 +261,9 @@ def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 @store_options
 def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Resume paused schedules from now on."""
-    _print_all([mill.schedules.resume(name) for name in _known(mill, names)], as_json)
+    rows = [mill.schedules.resume(name) for name in _known(mill, names)]
+    audit(mill.broker, "resumed schedule", ", ".join(names), len(names))
+    _print_all(rows, as_json)
 
 
 @schedule.command()
@@ -262,6 +275,7 @@ def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     for name in _known(mill, names):
         row = mill.schedules.get(name)
         mill.schedules.remove(name)
+        audit(mill.broker, "removed schedule", name)
         if not as_json:
             back = row.code and row.declared is not False
             click.echo(f"{name} is removed{', until a worker starts' if back else ''}")
@@ -276,4 +290,5 @@ def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 def run(mill: Tidemill, name: str, as_json: bool) -> None:
     """Enqueue a schedule's job now, in addition to its times, and print the job's id."""
     job = mill.schedules.run(name)
+    audit(mill.broker, "ran schedule", name)
     console.answer({"id": job.id, "placed": str(job.placed) or None}, as_json, job.id)

@@ -26,12 +26,12 @@ from starlette.responses import Response
 
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.schedules import Schedule
+from tidemill.brokers.generic import audit
 from tidemill.brokers.generic.notes import Notes
 from tidemill.brokers.generic.purges import WHY_LEFT, Purge, end_restore, restore_pieces
 from tidemill.core.clock import clock, new_id
 from tidemill.core.job import FINISHED, WAITING_STATES, Record, State
 from tidemill.core.words import counted
-from tidemill.dashboard import audit
 from tidemill.dashboard.job_search import JobQuery, need_lists, pages_of, parse, query_text
 from tidemill.dashboard.jobs import ACTIONS, Done, Target, act, grouped, query_of, target_of
 from tidemill.dashboard.page import Page
@@ -225,7 +225,7 @@ def start(mill: Tidemill, bulk: Bulk) -> Bulk:
     """Start an operation in the background. Raises FeatureMissing where jobs cannot be listed."""
     need_lists(mill, parse(bulk.query))
     bulk.started, bulk.moment = clock.wall(), mill.broker.wall()
-    audit.note(mill, bulk.who, f"started {bulk.what}", bulk.query, bulk.expected)
+    audit.note(mill.broker, bulk.who, f"started {bulk.what}", bulk.query, bulk.expected)
     _launch(mill, bulk)
     return bulk
 
@@ -306,7 +306,7 @@ class _Runner:
         with contextlib.suppress(TidemillError):
             if _keep(self._mill, bulk):
                 what = f"{'finished' if state == 'done' else state} {bulk.what}"
-                audit.note(self._mill, bulk.who, what, bulk.query, bulk.done)
+                audit.note(self._mill.broker, bulk.who, what, bulk.query, bulk.done)
 
     def _pieces(self) -> Iterator[tuple[Done, str]]:
         """Act on piece after piece: yields the outcome of each, and the place of the next."""

@@ -12,9 +12,9 @@ import jinja2
 from starlette.responses import HTMLResponse, Response
 
 from tidemill.brokers.contract.features import Feature
+from tidemill.brokers.generic import audit
 from tidemill.core.clock import clock
 from tidemill.core.job import Record, State
-from tidemill.dashboard import audit
 from tidemill.dashboard.formats import FILTERS, ICONS, zone_named
 from tidemill.dashboard.http import Request, version_of
 from tidemill.dashboard.job_search import query_text, without_values
@@ -212,7 +212,7 @@ class Page:
 
     def audit(self, what: str, target: str = "", count: int = 1) -> None:
         """Write an action of this user into the audit list, after it succeeded."""
-        audit.note(self.mill, self.user.name, what, target, count)
+        audit.note(self.mill.broker, self.user.name, what, target, count)
         self.dashboard.looks.forget()
         self.dashboard.cache.clear()
 

@@ -350,7 +350,7 @@ def bounds(page: Page, name: str) -> Response:
             name, max_size=_whole("the most jobs", form.field("max_size")) or 0
         )
     text = ", ".join(f"{what} {value or 'none'}" for what, value in changes.items())
-    page.audit("changed the limits of queue", f"{name}: {text}" if text else name)
+    page.audit("changed queue limits", f"{name}: {text}" if text else name)
     return page.back(f"The limits of queue {name} are changed, for all workers.", "/queues")
 
 
@@ -358,7 +358,7 @@ def bounds(page: Page, name: str) -> Response:
 def declared(page: Page, name: str) -> Response:
     _stats(page, name)
     page.mill.limits.reset_queue(name)
-    page.audit("gave the limits of queue back to the code", name)
+    page.audit("reset queue limits", name)
     return page.back(f"Queue {name} has the limits that the code declares.", "/queues")
 
 

@@ -11,10 +11,10 @@ import pytest
 from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, Tidemill
+from tidemill.brokers.generic.audit import notes
 from tidemill.core.clock import new_id
 from tidemill.core.job import GROUP, State
 from tidemill.dashboard import bulk, queues
-from tidemill.dashboard.audit import notes
 from tidemill.dashboard.bulk import Bulk
 from tidemill.dashboard.job_search import parse
 from tidemill.dashboard.jobs import Done, act
@@ -98,7 +98,7 @@ def test_all_matching_jobs_are_changed_and_audited(mill: Tidemill, anna: Visitor
     one = ended(mill, bulk_id)
     assert (one.state, one.done, one.refused) == ("done", 30, 0)
     assert states(mill) == {State.READY}
-    assert [(n.what, n.count) for n in reversed(notes(mill))] == [
+    assert [(n.what, n.count) for n in reversed(notes(mill.broker))] == [
         ("started bulk retry", 30),
         ("finished bulk retry", 30),
     ]
@@ -124,7 +124,7 @@ def test_all_that_match_get_another_queue_and_priority(mill: Tidemill, anna: Vis
     records = [mill.job(i).refresh() for i in (*ids, later)]
     assert {(r.envelope.queue, r.public()["priority"]) for r in records} == {("slow", -5)}
     assert records[-1].state is State.SCHEDULED
-    whats = [note.what for note in notes(mill)]
+    whats = [note.what for note in notes(mill.broker)]
     assert whats == [
         f"{how} bulk alter to queue slow, priority -5" for how in ("finished", "started")
     ]
@@ -286,7 +286,10 @@ def test_a_runner_that_was_silent_does_not_run_beside_another(
     assert states(mill) == {State.FAILED}
     one = bulk.get(mill, bulk_id)
     assert (one.state, one.done, one.refused) == ("done", 8, 0)
-    assert [note.what for note in notes(mill)] == ["finished bulk retry", "started bulk retry"]
+    assert [note.what for note in notes(mill.broker)] == [
+        "finished bulk retry",
+        "started bulk retry",
+    ]
 
 
 def test_of_two_users_one_resumes(mill: Tidemill, anna: Visitor) -> None:
@@ -354,7 +357,7 @@ def test_a_large_purge_is_restored_in_the_background(
     assert mill.queue("mail").purges() == []
     assert "Restore a purge done" in words(anna.get(f"/bulk/{one.id}"))
     assert "Restore a purge done" in words(anna.get("/bulk"))
-    found = [(note.what, note.count) for note in notes(mill)]
+    found = [(note.what, note.count) for note in notes(mill.broker)]
     assert found[:2] == [
         ("finished bulk restore to queue mail", 600),
         ("started bulk restore to queue mail", 600),

@@ -27,10 +27,10 @@ from tidemill.brokers.contract.history_rows import (
     bucket_of,
     join_name,
 )
+from tidemill.brokers.generic.audit import notes
 from tidemill.client.worker_reports import Answer, Report
 from tidemill.core.job import Command, Outcome, Owner, Verdict
 from tidemill.core.scoreboard import Scoreboard
-from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.look import Looks
 from tidemill.dashboard.page import jobs_query
@@ -247,7 +247,7 @@ def test_all_queues_are_paused_and_resumed(mill: Tidemill, anna: Visitor) -> Non
     assert 'data-ask="Pause' not in anna.get("/queues")
     assert anna.act("/queues/resume") == "ok: 3 queues resumed."
     assert not any(row.paused for row in mill.queues())
-    found = [(note.what, set(note.target.split(", ")), note.count) for note in notes(mill)]
+    found = [(note.what, set(note.target.split(", ")), note.count) for note in notes(mill.broker)]
     assert found == [
         ("resumed all queues", {"mail", "images", "orders"}, 3),
         ("paused all queues", {"mail", "images"}, 2),
@@ -365,7 +365,7 @@ def test_each_action_is_in_the_audit_list(mill: Tidemill, anna: Visitor) -> None
     anna.act("/queues/mail/pause")
     anna.act("/queues/mail/purge", confirm="mail")
     anna.act("/queues/mail/purge", confirm="wrong", back="/queues")  # no action
-    found = [(note.who, note.what, note.target, note.count) for note in notes(mill)]
+    found = [(note.who, note.what, note.target, note.count) for note in notes(mill.broker)]
     assert found == [("anna", "purged queue", "mail", 1), ("anna", "paused queue", "mail", 1)]
     assert "anna purged queue mail 1" in words(anna.get("/audit"))
     assert "paused" not in words(anna.get("/audit?what=purge"))
@@ -386,7 +386,7 @@ def test_a_purge_is_restored_from_the_page_of_its_queue(mill: Tidemill, anna: Vi
     assert said == "ok: 2 jobs were restored to queue mail."
     assert mill.queue("mail").size() == 2
     assert "Purges" not in anna.get("/queues/mail")
-    found = [(note.what, note.target, note.count) for note in notes(mill)]
+    found = [(note.what, note.target, note.count) for note in notes(mill.broker)]
     assert found == [("restored queue", "mail", 2), ("purged queue", "mail", 2)]
     # and a purge for good is not listed
     said = anna.act("/queues/mail/purge", confirm="mail", now="1")

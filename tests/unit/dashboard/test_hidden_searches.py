@@ -8,8 +8,9 @@ import pytest
 from dashboard_desk import ANNA, Visitor, read, words
 
 from tidemill import Tidemill
+from tidemill.brokers.generic import audit
 from tidemill.core.clock import new_id
-from tidemill.dashboard import audit, bulk
+from tidemill.dashboard import bulk
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.job_search import without_values
 from tidemill.dashboard.roles import Role, User
@@ -64,7 +65,7 @@ def test_the_search_of_the_audit_list_does_not_find_what_is_hidden(
 
 
 def test_a_search_that_the_audit_list_cut_off_is_hidden(mill: Tidemill, olga: Visitor) -> None:
-    audit.note(mill, "anna", "started bulk retry", f'task:a key:"secret {"x" * 600}"')
+    audit.note(mill.broker, "anna", "started bulk retry", f'task:a key:"secret {"x" * 600}"')
     assert "secret" not in olga.get("/audit")
     assert "task:a key:hidden" in words(read(olga.last))
 

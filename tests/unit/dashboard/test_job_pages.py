@@ -13,9 +13,9 @@ from dashboard_desk import Visitor, read, words
 
 from tidemill import Fail, InvalidOption, Limit, Tidemill, group, this_job
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.generic.audit import notes
 from tidemill.client.explain import explain_in
 from tidemill.core.job import Outcome, Owner, State, Verdict
-from tidemill.dashboard.audit import notes
 from tidemill.dashboard.dashboard import Dashboard
 from tidemill.dashboard.formats import frames
 from tidemill.dashboard.job import RERUN_OF
@@ -122,7 +122,9 @@ def test_selected_jobs_are_retried_and_refused_with_the_reason(
     assert mill.job(bad).state is State.READY
     said = anna.act("/jobs/act", act="retry", id=good)
     assert "1 refused: it succeeded already" in said
-    assert [(n.who, n.what, n.target) for n in notes(mill)] == [("anna", "retried jobs", bad)]
+    assert [(n.who, n.what, n.target) for n in notes(mill.broker)] == [
+        ("anna", "retried jobs", bad)
+    ]
 
 
 def test_nothing_selected_and_unknown_actions_are_refused(anna: Visitor) -> None:
@@ -150,7 +152,7 @@ def test_a_waiting_job_gets_another_queue_and_priority(mill: Tidemill, anna: Vis
     assert anna.act(f"/jobs/{job_id}/act", **form) == "ok: altered the job"
     record = mill.job(job_id).refresh()
     assert (record.envelope.queue, record.public()["priority"]) == ("slow", 7.5)
-    [note] = notes(mill)
+    [note] = notes(mill.broker)
     assert (note.who, note.what) == ("anna", "altered job to queue slow, priority 7.5")
     assert note.target == job_id
     assert "altered: queue slow, priority 7.5" in words(anna.get(f"/jobs/{job_id}"))
@@ -164,7 +166,7 @@ def test_a_job_that_does_not_wait_is_not_altered(mill: Tidemill, anna: Visitor) 
     assert f"/jobs/{job_id}/alter" not in anna.get(f"/jobs/{job_id}")
     form = {"act": "alter", "to_queue": "slow", "to_priority": ""}
     assert anna.act(f"/jobs/{job_id}/act", **form) == "error: it succeeded already"
-    assert notes(mill) == []
+    assert notes(mill.broker) == []
 
 
 def test_selected_jobs_are_altered_after_a_form(mill: Tidemill, anna: Visitor) -> None:

@@ -15,6 +15,7 @@ from http_desk import HttpOwner
 from tidemill import Limit, Tidemill, chain, group, this_job
 from tidemill.brokers.contract.exchange import Want
 from tidemill.brokers.contract.rpc import CALLS, MEDIA, PATH, PROTOCOL, VERSION
+from tidemill.brokers.generic.audit import notes
 from tidemill.server import tokens
 from tidemill.server.http.api import ENDPOINTS
 from tidemill.server.http.application import make_app
@@ -195,6 +196,38 @@ def test_a_request_may_repeat_a_header_that_is_a_list(server: Server) -> None:
     lines.append((b"content-length", b"3"))
     answer = server.send("POST", "/v1/queues/q/messages", b"abc", lines)
     assert answer.status == 415
+
+
+def test_the_audit_list_has_what_operators_did(server: Server) -> None:
+    mail = server.mill.queue("mail")
+    first, second = mail.put(1), mail.put(2)
+    server.token = "operator"
+    server.post("/v1/queues/mail/pause")
+    server.post("/v1/jobs/cancel", {"ids": [first.id, "no-such-job"]})
+    server.post("/v1/jobs/cancel", {"ids": [first.id]})  # which changes nothing
+    server.post("/v1/matching/retry", {"state": ["cancelled"], "queue": "mail"})
+    server.token = "admin"
+    server.post("/v1/queues/mail/purge")
+    server.post("/v1/queues/mail/restore", {})
+    server.ask("PATCH", "/v1/queues/mail/limit", {"rate": "5/s"})
+    schedule = {"task": "clean", "queue": "mail", "cron": "0 3 * * *"}
+    for _ in range(2):  # the second call changes nothing
+        server.ask("PUT", "/v1/schedules/nightly", schedule)
+    server.ask("DELETE", "/v1/schedules/nightly")
+    server.ask("DELETE", f"/v1/jobs/{second.id}")  # as programs do with their own jobs
+    server.ask("DELETE", "/v1/queues/mail?force=true")
+    found = [(note.who, note.what, note.target, note.count) for note in notes(server.mill.broker)]
+    assert found[::-1] == [
+        ("operator, HTTP API", "paused queue", "mail", 1),
+        ("operator, HTTP API", "cancelled jobs", first.id, 1),
+        ("operator, HTTP API", "retried jobs", first.id, 1),
+        ("admin, HTTP API", "purged queue", "mail", 2),
+        ("admin, HTTP API", "restored queue", "mail", 2),
+        ("admin, HTTP API", "changed queue limits", "mail", 1),
+        ("admin, HTTP API", "added schedule", "nightly", 1),
+        ("admin, HTTP API", "removed schedule", "nightly", 1),
+        ("admin, HTTP API", "deleted queue", "mail", 1),
+    ]
 
 
 # -- tokens for some queues ------------------------------------------------------------------------

@@ -178,6 +178,7 @@ class Endpoint:
         status: the status of a successful answer; by default 204 without a result, else 200.
         also: further statuses.
         checks_queues: the handler itself checks which queues a token may use.
+        audit: the act of an operator, in the words of the audit list; empty for other calls.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Endpoint:
         status: int = 0,
         also: Sequence[int] = (),
         checks_queues: bool = False,
+        audit: str = "",
     ) -> None:
         self.method = method
         self.path = path
@@ -197,6 +199,7 @@ class Endpoint:
         self.role = role or (Role.VIEWER if method == "GET" else Role.OPERATOR)
         self.also = also
         self.checks_queues = checks_queues
+        self.audit = audit
         hints = typing.get_type_hints(handler)
         self.answer = hints.pop("return")
         self.status = status or (204 if self.answer is type(None) else 200)

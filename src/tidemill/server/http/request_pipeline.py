@@ -6,7 +6,7 @@ limit          the rate of the client's requests
 route          the endpoint of the path and the method
 authorize      the role and the queues that the endpoint needs
 read           the parameters and the body
-call           the function of the endpoint
+call           the function of the endpoint; the audit list gets the acts of operators
 answer         its result as JSON, or a problem (:mod:`.problems`)
 log            one line in the access log
 """
@@ -16,17 +16,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidemill.brokers.generic.audit import note
 from tidemill.server.http.access import Access, Client
 from tidemill.server.http.access_log import AccessLog
 from tidemill.server.http.dashboard_mount import DashboardMount
 from tidemill.server.http.endpoints import Call, Endpoints, send_answer
 from tidemill.server.http.exchange import ClientGone, Exchange, MemoryBudget
 from tidemill.server.http.problems import Problem, not_allowed, problem_of
+from tidemill.server.http.schemas.jobs import Acted, Done
+from tidemill.server.http.schemas.queues import Number, RestoredOut
 from tidemill.server.settings import Settings
 
 log = logging.getLogger("tidemill.server")
@@ -96,6 +100,8 @@ class RequestPipeline:
         try:
             arguments = await endpoint.read(call, values)
             result = await endpoint.handler(**arguments)
+            if endpoint.audit and call.status == endpoint.status:  # another: nothing has changed
+                await _note_act(call, endpoint.audit, values, arguments, result)
         finally:
             call.end_turn()
         await send_answer(call, result)
@@ -159,6 +165,22 @@ class RequestPipeline:
         for exchange in list(self._with_token):
             if exchange.token is not None and not tokens.is_good(exchange.token):
                 self._with_token.pop(exchange).cancel()
+
+
+async def _note_act(
+    call: Call, what: str, values: Sequence[str], arguments: Mapping[str, Any], result: Any
+) -> None:
+    """Write an act of an operator into the audit list, with the number of changed things."""
+    target, count = ", ".join(values), 1
+    if isinstance(result, Done | Acted):
+        ids = result.ids if isinstance(result, Acted) else arguments["body"].ids
+        done = [job_id for job_id, is_done in zip(ids, result.done, strict=True) if is_done]
+        target, count = ", ".join(done[:5]), len(done)
+    elif isinstance(result, Number | RestoredOut):
+        count = result.count
+    if count or call.exchange.scope["method"] == "DELETE":
+        who = f"{call.exchange.name or call.exchange.address}, HTTP API"
+        await call.backend.run(note, call.backend.mill.broker, who, what, target, count)
 
 
 def nothing_at(path: str) -> Problem:

@@ -231,17 +231,28 @@ ADMIN = Role.ADMIN
 ENDPOINTS = (
     Endpoint("GET", "/v1/queues", list_queues),
     Endpoint("GET", "/v1/queues/{queue}", get_queue),
-    Endpoint("PATCH", "/v1/queues/{queue}", change_queue, ADMIN),
-    Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue),
-    Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue),
-    Endpoint("POST", "/v1/queues/{queue}/retry", retry_queue),
-    Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN),
+    Endpoint("PATCH", "/v1/queues/{queue}", change_queue, ADMIN, audit="changed queue"),
+    Endpoint("POST", "/v1/queues/{queue}/pause", pause_queue, audit="paused queue"),
+    Endpoint("POST", "/v1/queues/{queue}/resume", resume_queue, audit="resumed queue"),
+    Endpoint("POST", "/v1/queues/{queue}/retry", retry_queue, audit="retried jobs of queue"),
+    Endpoint("POST", "/v1/queues/{queue}/purge", purge_queue, ADMIN, audit="purged queue"),
     Endpoint("GET", "/v1/queues/{queue}/purges", list_purges),
-    Endpoint("POST", "/v1/queues/{queue}/restore", restore_queue, ADMIN),
-    Endpoint("DELETE", "/v1/queues/{queue}", delete_queue, ADMIN, also=(409,)),
-    Endpoint("PATCH", "/v1/queues/{queue}/limit", change_queue_limit, ADMIN, also=(409,)),
-    Endpoint("DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN),
+    Endpoint("POST", "/v1/queues/{queue}/restore", restore_queue, ADMIN, audit="restored queue"),
+    Endpoint(
+        "DELETE", "/v1/queues/{queue}", delete_queue, ADMIN, also=(409,), audit="deleted queue"
+    ),
+    Endpoint(
+        "PATCH",
+        "/v1/queues/{queue}/limit",
+        change_queue_limit,
+        ADMIN,
+        also=(409,),
+        audit="changed queue limits",
+    ),
+    Endpoint(
+        "DELETE", "/v1/queues/{queue}/limit", reset_queue_limit, ADMIN, audit="reset queue limits"
+    ),
     Endpoint("GET", "/v1/limits", list_limits),
-    Endpoint("PATCH", "/v1/limits/{name}", change_limit, ADMIN, also=(409,)),
-    Endpoint("DELETE", "/v1/limits/{name}", reset_limit, ADMIN),
+    Endpoint("PATCH", "/v1/limits/{name}", change_limit, ADMIN, also=(409,), audit="changed limit"),
+    Endpoint("DELETE", "/v1/limits/{name}", reset_limit, ADMIN, audit="reset limit"),
 )
