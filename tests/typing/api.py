@@ -6,7 +6,7 @@ ignore that was not needed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack, assert_type
 
@@ -139,6 +139,9 @@ def the_running_job_is_known() -> None:
     assert_type(this_job(), JobContext)
     assert_type(this_job(None), JobContext | None)
     assert_type(this_job(default=None), JobContext | None)
+    assert_type(this_job().args, tuple[Any, ...])
+    assert_type(this_job().kwargs, Mapping[str, Any])
+    this_job().kwargs["a"] = 1  # type: ignore[index]
 
 
 def jobs_know_their_result() -> None:

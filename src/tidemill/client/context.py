@@ -15,7 +15,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tidemill.brokers.contract.features import Feature
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tidemill.worker.slots import Waits
 
 
+_NONE: tuple[list[Any], dict[str, Any]] = ([], {})
+
+
 class JobContext:
     """The job that runs now, for its own task.
 
@@ -41,9 +44,11 @@ class JobContext:
     """
 
     __slots__ = (
-        *("_envelope", "_send", "_stopping", "_token", "_waits"),
+        *("_envelope", "_given", "_send", "_stopping", "_token", "_waits"),
         *("attempt", "cancelled", "state", "waiting", "worker"),
     )
+
+    _given: tuple[list[Any], dict[str, Any]]  # the arguments; missing until they are decoded
 
     def __init__(
         self,
@@ -82,6 +87,16 @@ class JobContext:
     def task(self) -> str:
         """Name of the task."""
         return self._envelope.task
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, as the function gets them; empty until they are decoded."""
+        return tuple(getattr(self, "_given", _NONE)[0])
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The keyword arguments, as the function gets them; empty until they are decoded."""
+        return MappingProxyType(getattr(self, "_given", _NONE)[1])
 
     @property
     def created(self) -> dt.datetime:

@@ -231,6 +231,7 @@ class Executor:
     def bind(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
         """Bind the arguments to the function, in the middleware. Raises Fail if they do not fit."""
         task, layers, context = run.task, self.runtime.layers, run.context
+        context._given = args, kwargs
         if not layers:
             return functools.partial(task.function, *args, **kwargs)
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tidemill import Fail, InvalidOption, JobContext, State, Tidemill
+from tidemill import Fail, InvalidOption, JobContext, State, Tidemill, this_job
+from tidemill.core.envelope import Envelope
 from tidemill.testing import run_all
 
 Seen = list[str]
@@ -160,6 +162,48 @@ def test_generators_hear_of_a_result_that_cannot_be_kept(kind: str) -> None:
     assert mill.middleware[0] is told
     assert len(mill.middleware) == 2
     mill.close()
+
+
+@dataclasses.dataclass
+class Size:
+    width: int
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_middleware_and_the_task_see_the_arguments_of_the_function(
+    kind: str, inline: bool
+) -> None:
+    seen: list[Any] = []
+
+    def look(context: JobContext) -> None:
+        seen.append((context.args, dict(context.kwargs)))
+
+    def looks(context: JobContext) -> Iterator[Any]:
+        look(context)
+        yield
+
+    def plain(size: Size, *, name: str) -> None:
+        look(this_job())
+
+    async def waits(size: Size, *, name: str) -> None:
+        look(this_job())
+
+    for layers in ([looks], []):
+        mill = Tidemill("memory://", sync=inline, middleware=layers)
+        mill.task({"sync": plain, "async": waits}[kind], name=kind).enqueue(Size(3), name="a")
+        if not inline:
+            run_all(mill)
+        mill.close()
+
+    assert seen == [((Size(3),), {"name": "a"})] * 3
+
+
+def test_the_arguments_of_a_job_are_empty_before_it_has_them_and_cannot_be_changed() -> None:
+    context = JobContext(Envelope(id="a", task="t"), 1)
+    assert (context.args, dict(context.kwargs)) == ((), {})
+    with pytest.raises(TypeError):
+        context.kwargs["name"] = "b"  # type: ignore[index]
 
 
 def test_a_function_may_turn_a_result_into_plain_data() -> None:
