@@ -16,6 +16,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.client.history import QueueNumbers
 from tidemill.core.clock import clock
 from tidemill.core.job import Record
+from tidemill.core.words import counted
 from tidemill.errors import InvalidOption, TidemillError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 LINES_MOST = 10  # the most failures that have a line above a progress bar
+TRACEBACKS_MOST = 3  # the most tracebacks below a progress bar that has ended
 
 _TEXT_MOST = 2000
 _LEFT = 'style="text-align:left"'
@@ -105,6 +107,7 @@ class Bar:
     def __init__(self, total: int | None, rows: Progress | None = None) -> None:
         self.shown = rows is not None
         self.told = set[str]()
+        self._tracebacks: dict[str, str] = {}  # by the lines of code in them
         self._total, self._done, self._failed = total, 0, 0
         self._rows = rows
         if rows is not None:
@@ -125,8 +128,12 @@ class Bar:
                 continue
             self.told.add(job_id)
             text = f"{record.envelope.task} {job_id} {record.state}: {record.latest_error}"
-            line = "".join(c if c.isprintable() else " " for c in text)
-            self._rows.console.out(line[: self._rows.console.width - 1], highlight=False)
+            line = _printable(text)[: self._rows.console.width - 1]
+            self._rows.console.out(line, highlight=False)
+            if trace := record.latest_traceback:
+                lines = [*map(_printable, trace.splitlines())]
+                code = "".join(line for line in lines if line.startswith('  File "'))
+                self._tracebacks.setdefault(code, "\n".join(lines))
 
     def move(self, done: int, failed: int, total: int | None = None) -> None:
         """Set the numbers of ended jobs and of failed jobs."""
@@ -136,6 +143,18 @@ class Bar:
             text = f"{done}{of} ended" + (f", {failed} failed" if failed else "")
             self._rows.update(self._row, completed=done, total=self._total, description=text)
 
+    def end(self) -> None:
+        """Show the first different tracebacks below the bar, and the number of other failures."""
+        shown = [*self._tracebacks.values()][:TRACEBACKS_MOST]
+        if self._rows is not None and shown:
+            more = self._failed - len(shown)
+            last = [f"{counted(more, 'more job')} failed"] if more > 0 else []
+            self._rows.console.out("", "\n\n".join([*shown, *last]), sep="\n", highlight=False)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
 
 @contextmanager
 def open_bar(total: int | None, *, show: bool) -> Iterator[Bar]:
@@ -144,11 +163,15 @@ def open_bar(total: int | None, *, show: bool) -> Iterator[Bar]:
     if rows is None:
         yield Bar(total)
         return
-    with rows:
-        try:
-            yield Bar(total, rows)
-        finally:
-            rows.refresh()  # rich itself shows no last state in a notebook
+    bar = Bar(total, rows)
+    try:
+        with rows:
+            try:
+                yield bar
+            finally:
+                rows.refresh()  # rich itself shows no last state in a notebook
+    finally:
+        bar.end()
 
 
 def _rows() -> Progress | None:

@@ -275,10 +275,10 @@ class Job(Generic[R]):
         elif record.state is State.EXPIRED:
             error = JobExpired(f"job {self.id} expired: {why}")
         else:
-            error = JobFailed(self.id, why, _last_traceback(record))
+            error = JobFailed(self.id, why, record.latest_traceback)
         if cause is not None and cause.state is State.FAILED:
             id_, text = cause.envelope.id, cause.error
-            error.__cause__ = JobFailed(id_, text, _last_traceback(cause))
+            error.__cause__ = JobFailed(id_, text, cause.latest_traceback)
         return error
 
     # -- acting ---------------------------------------------------------------------------------
@@ -426,10 +426,6 @@ def leave_out(envelopes: Sequence[Envelope]) -> str:
         at,
     )
     return f"it was put while the app was imported ({at})"
-
-
-def _last_traceback(record: Record) -> str:
-    return record.attempts[-1].traceback if record.attempts else ""
 
 
 def _whole_id_hint(job_id: str) -> str:

@@ -361,6 +361,11 @@ class Record(msgspec.Struct, kw_only=True):
         return self.error or latest_error(self.attempts)
 
     @property
+    def latest_traceback(self) -> str:
+        """The traceback of the latest attempt; empty without one."""
+        return self.attempts[-1].traceback if self.attempts else ""
+
+    @property
     def current_attempt(self) -> int:
         """The number of the attempt that runs now, or of the latest attempt; 0 before the first."""
         is_new = self.state is State.RUNNING and not was_held(self.attempts, self.leased)

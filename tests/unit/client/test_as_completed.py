@@ -274,7 +274,31 @@ def test_each_of_ten_failures_is_one_plain_line_above_the_bar(
     terminal.file.write("the end")
     terminal.wait_text("the end")
     assert terminal.written.count(" failed: ValueError:  [41m no ") == 10
+    assert terminal.written.count("Traceback (most recent call last):") == 1
+    assert "11 more jobs failed\r\n" in terminal.written
     assert "\x1b[41m" not in terminal.written
+
+
+@pytest.mark.parametrize("how", ["wait", "as_completed"])
+def test_three_different_tracebacks_stand_below_the_bar(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, how: str
+) -> None:
+    handle = mill.enqueue(map_many(mill.task(name="way", retries=0)(fail_each_way), range(5)))
+    run_all(mill)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with monkeypatch.context() as within:
+        within.setattr(sys, "stderr", terminal.file)
+        if how == "wait":
+            handle.wait(30, progress=True)
+        else:
+            assert len(list(handle.as_completed(30, progress=True))) == 5
+    terminal.file.write("the end")
+    terminal.wait_text("the end")
+    end = terminal.written.rpartition("5 of 5 ended, 4 failed")[2]
+    assert "1 more job failed\r\n" in end
+    assert end.count("Traceback (most recent call last):") == 3
+    assert end.count("in fail_each_way") == 3
 
 
 @pytest.mark.parametrize("how", ["wait", "as_completed", "aresult"])
@@ -304,6 +328,18 @@ def show(handle: Any, how: str) -> None:
 
 def inc_one(number: int) -> int:
     return number + 1
+
+
+def fail_each_way(number: int) -> int:
+    if number == 0:
+        raise ValueError
+    if number == 1:
+        raise TypeError
+    if number == 2:
+        raise OSError
+    if number == 3:
+        raise KeyError
+    return number
 
 
 def fail_one(number: int) -> int:
