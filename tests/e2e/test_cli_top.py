@@ -212,6 +212,19 @@ def test_one_table(desk: Desk) -> None:
 
 
 @pytest.mark.everyday
+def test_a_store_that_moves_asks_for_no_worker(desk: Desk, screens: list[Screen]) -> None:
+    desk.add.enqueue(1)
+    desk.mill.broker.depart("lmdb:///elsewhere")
+    sentence = "all of this store goes to lmdb:///elsewhere: set TIDEMILL_URL to lmdb:///elsewhere"
+    shown = desk.run("top", "--once").stdout
+    assert sentence in " ".join(shown.split())
+    assert "no worker" not in shown
+    screen = Screen([*TOP, desk.url])
+    screens.append(screen)
+    assert "start one" not in screen.shows(sentence)
+
+
+@pytest.mark.everyday
 def test_one_object(desk: Desk) -> None:
     job = desk.add.enqueue(1)
     lease(desk, 3)

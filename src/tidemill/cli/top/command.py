@@ -61,6 +61,8 @@ def _print_once(mill: Tidemill, interval: float, as_json: bool) -> None:
     out.print(view.headline(snapshot) or "no job yet")
     if snapshot.missing:
         out.print(view.lacking(snapshot))
+    if snapshot.moved:
+        out.print(snapshot.moved)
     shown = (
         snapshot.queues and view.queues_table(out, view.sorted_queues(snapshot, "depth")),
         snapshot.jobs and view.jobs_table(out, snapshot.jobs),

@@ -24,6 +24,7 @@ from tidemill.core.scoreboard import read_runs, runs_by_name
 from tidemill.doctor.examine import notes
 from tidemill.doctor.findings import Seen
 from tidemill.doctor.held import Held
+from tidemill.doctor.store import here
 
 JOBS_MOST = 200  # the most running jobs of a snapshot
 _MISSING = ("running jobs", "workers", "the ages of jobs", "totals and rates")
@@ -81,6 +82,7 @@ class Snapshot(msgspec.Struct):
             slot, the longest run first.
         fetched: the number of leased jobs that wait in their workers; None if it is not known.
         missing: what the broker cannot report, in words for the user, such as "workers".
+        moved: the place to which the store moves, and the remedy; empty if the store stays.
     """
 
     at: float
@@ -90,6 +92,7 @@ class Snapshot(msgspec.Struct):
     totals: dict[str, int | None]
     missing: tuple[str, ...]
     fetched: int | None
+    moved: str
 
     def public(self) -> dict[str, Any]:
         queues = [
@@ -122,7 +125,11 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
     knows = Feature.INSPECT in broker.features
     rates = meter.measure(mill, seen.queues)
     owners, held = (seen.owners, seen.held) if knows else ([], _UNKNOWN)
-    noted = {name: finding.note for name, finding in notes(seen).items()}
+    # A store that moves has no worker, and needs none. Only then is this one more read.
+    moved = (
+        next((f"{f.message}: {f.advice}" for f in here(seen)), "") if knows and not owners else ""
+    )
+    noted = {} if moved else {name: finding.note for name, finding in notes(seen).items()}
     queues = [
         QueueRow(
             row,
@@ -145,6 +152,7 @@ def take(mill: Tidemill, meter: Meter) -> Snapshot:
         totals_of(seen.queues, knows=knows),
         () if knows else _MISSING,
         held.waiting(),
+        moved,
     )
 
 

@@ -166,7 +166,7 @@ class View:
         if workers:
             yield workers_table(out, workers)
         else:
-            yield _line("none; start one: tidemill worker MODULE:VAR")
+            yield _line(snapshot.moved or "none; start one: tidemill worker MODULE:VAR")
 
     def _running(self, snapshot: Snapshot, out: Console, room: int) -> Iterator[RenderableType]:
         jobs, selected = snapshot.jobs, self._selected_id()
