@@ -44,7 +44,7 @@ def test_limits_are_listed_and_changed(desk: Desk) -> None:
     ("words", "sentence"),
     [
         (["--rate", "1/s"], "name the limit to change"),
-        (["nobody", "--rate", "1/s"], "no job has had a limit of the name 'nobody' yet; known are"),
+        (["nobody", "--rate", "1/s"], "a limit begins with its first job; known are"),
         (["sums"], "for the queue of that name add --queue"),
         (["sums", "--queue", "--rate", "fast"], "rate must be jobs per time"),
         (["sums", "--queue", "--concurrency", "1.5"], "concurrency must be a whole number or none"),

@@ -45,10 +45,10 @@ def limit(
 ) -> None:
     """List limits, or change the limit NAME.
 
-    NAME is the name of a limit, or of a task whose limit has no name; with --queue a queue. A
-    change holds at once for all workers, and code does not override it. It ends with the next
-    change, or with --declared. Settings that you do not pass stay; the value none removes a
-    setting.
+    NAME is the name of a limit, or of a task whose limit has no name; with --queue a queue. If the
+    limit has keys, each key has the new settings. A change holds at once for all workers, and code
+    does not override it. It ends with the next change, or with --declared. Settings that you do not
+    pass stay; the value none removes a setting.
     """
     if pause is not None and options["breaker"] in (None, _NONE):
         raise InvalidOption("--pause belongs to a breaker: give --breaker FAILURES with it")
@@ -70,7 +70,8 @@ def limit(
     if not of_queue and (name, False) not in rows:
         queue = "for the queue of that name add --queue" if (name, True) in rows else ""
         near = queue or hint(name, [row for row, is_queue in rows if not is_queue])
-        raise TidemillError(f"no job has had a limit of the name {name!r} yet; {near}")
+        text = f"no job has had a limit of the name {name!r}; a limit begins with its first job"
+        raise TidemillError(f"{text}; {near}")
     queues = {row.name for row in mill.broker.stats()} if of_queue else set()
     if of_queue and name not in queues and (name, True) not in rows:
         raise no_such_queue(name, {*queues, *(row for row, is_queue in rows if is_queue)})
