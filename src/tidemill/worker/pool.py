@@ -575,5 +575,7 @@ class ProcessPool:
             else:
                 process.bury()
         self._machine.close()
-        if self.shares.board is not None:
-            self.shares.board.remove()
+        board = self.shares.board
+        if board is not None:
+            # Jobs whose verdicts are not stored stay on it, so that they use an attempt.
+            (board.close if self.verdicts else board.remove)()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tidemill import State, Tidemill, TidemillError, this_job
+from tidemill.brokers.lmdb.engine.group_commit import GroupCommit
+from tidemill.errors import BrokerUnavailable
+from tidemill.worker import steps
 
 
 def test_a_program_runs_its_own_jobs(tmp_path: Path) -> None:
@@ -52,3 +56,32 @@ def test_a_worker_that_cannot_serve_raises_at_the_start_of_the_block(
     with pytest.raises(TidemillError, match="the worker could not serve"):
         mill.worker().__enter__()
     assert "the worker ends: " in caplog.text
+
+
+def test_a_job_whose_outcome_the_store_did_not_take_uses_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LAST_STEP", 0.0)
+    mill, begun = Tidemill(f"lmdb://{tmp_path}/store"), threading.Event()
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise BrokerUnavailable("the store is away")
+
+    # given a store that is away from the start of a job on
+    with monkeypatch.context() as away:
+
+        @mill.task(name="ends")
+        def ends() -> None:
+            away.setattr(GroupCommit, "run", refuse)
+            begun.set()
+
+        job = ends.enqueue()
+        with pytest.raises(TidemillError), mill.worker(1):
+            assert begun.wait(60)
+        mill.close()
+    # when it is back, then another process finds the job on the scoreboard
+    with Tidemill(f"lmdb://{tmp_path}/store") as other:
+        other.broker.tick()
+        record = other.job(job.id).refresh()
+        assert (record.attempt, record.losses) == (1, 0)
+        assert record.latest_error.endswith("died with its processes")
