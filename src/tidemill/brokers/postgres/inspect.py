@@ -116,10 +116,10 @@ def _select(session: Session, *, listed: bool = False) -> str:
     return f'SELECT {", ".join(columns.values())}, {of_lease} FROM "{schema}".shown WHERE '
 
 
-def get(session: Session, ids: Sequence[str]) -> list[Record | None]:
+def get(session: Session, ids: Sequence[str], *, brisk: bool = False) -> list[Record | None]:
     """Return records of one moment, in the order of the ids."""
     wanted = [job_id for job_id in ids if "\0" not in job_id]
-    rows = session.query(_select(session) + "id = ANY (%s)", [texts(wanted)])
+    rows = session.query(_select(session) + "id = ANY (%s)", [texts(wanted)], brisk=brisk)
     records = [_Row(*row).record() for row in rows]
     found = {record.envelope.id: record for record in records}
     return [found.get(job_id) for job_id in ids]

@@ -132,6 +132,7 @@ class Owners(shared.Owners[AttachedOwner]):
                 isinstance(proof, Row) and proof.late > 0,
             ],
             "text, bool, bigint[], text[], int, bigint, bool",
+            brisk=brisk,
         )
         return held
 
@@ -142,11 +143,12 @@ class Owners(shared.Owners[AttachedOwner]):
             f'JOIN "{schema}".lease AS l ON l.owner = o.number '
             f'JOIN "{schema}".job AS j ON j.seq = l.seq WHERE o.id = %s LIMIT %s',
             [owner_id, MOST_LOOKED_AT],
+            brisk=brisk,
         )
         return [job_id for (job_id,) in rows]
 
     def _get(self, ids: Sequence[str], *, brisk: bool) -> Iterable[Record | None]:
-        return inspect.get(self._session, ids)
+        return inspect.get(self._session, ids, brisk=brisk)
 
     def _join(self, owner: Owner) -> int:
         return self._attach(owner, None)

@@ -157,6 +157,7 @@ class Session:
         *,
         plain: bool = False,
         queues: Mapping[str, int] | None = None,
+        brisk: bool = False,
     ) -> Any:
         """Call a function that changes something; repeat its answer when the reply was lost."""
         schema = self.address.schema
@@ -182,7 +183,7 @@ class Session:
             assert row is not None
             return row[0]
 
-        return self.connections.run(work, patience=self.address.patience)
+        return self.connections.run(work, patience=self._patience(brisk))
 
     def rows(self, name: str, arguments: Sequence[Any], types: str = "") -> list[tuple[Any, ...]]:
         """Return the rows of a function with many rows or several results."""
@@ -192,14 +193,18 @@ class Session:
         return self.query(text, [*arguments, self.prefs()])
 
     def query(
-        self, text: str, arguments: Sequence[Any] | Mapping[str, Any] = ()
+        self, text: str, arguments: Sequence[Any] | Mapping[str, Any] = (), *, brisk: bool = False
     ) -> list[tuple[Any, ...]]:
         """Return the rows of a query that changes nothing."""
 
         def work(_: object, conn: Connection) -> list[tuple[Any, ...]]:
             return conn.execute(text.encode(), arguments).fetchall()
 
-        return self.connections.run(work, patience=self.address.patience)
+        return self.connections.run(work, patience=self._patience(brisk))
+
+    def _patience(self, brisk: bool) -> float:
+        """Seconds to wait for a server that is away."""
+        return 0.0 if brisk else self.address.patience
 
     def known(self, names: Iterable[str]) -> dict[str, int]:
         """Make missing queues; return the queue numbers of these names, and maybe of others."""

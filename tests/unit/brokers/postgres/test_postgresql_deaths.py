@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from postgres_desk import connect, job, start, take
@@ -16,9 +17,11 @@ from servers.base import await_stop
 from tidemill.brokers.contract.broker import Broker
 from tidemill.brokers.contract.exchange import Step
 from tidemill.brokers.postgres.broker import PostgresBroker
+from tidemill.brokers.postgres.connections import Connections
 from tidemill.brokers.shared.owners import Row
 from tidemill.core.clock import new_id
 from tidemill.core.job import Command, Owner, State
+from tidemill.core.retry import RetryPolicy
 
 LEASE = 2.0
 
@@ -196,3 +199,26 @@ def test_a_forked_child_may_go_on_with_connections_of_its_own(broker: Broker) ->
     assert os.waitpid(pid, 0)[1] == 0
     assert broker.exchange(Step("me", touch=[(lease.token, 0.0)])).touched == [True]
     assert broker.get("child") is not None
+
+
+@pytest.mark.parametrize("brisk", [True, False])
+def test_only_a_brisk_call_does_not_wait_for_a_server_that_is_away(
+    broker: PostgresBroker, worker: Owner, monkeypatch: pytest.MonkeyPatch, brisk: bool
+) -> None:
+    # given an owner whose loss fails its job
+    broker.put([job(id="a", retries=RetryPolicy(limit=0))])
+    take(broker, "w")
+    waits: list[float] = []
+    run = Connections.run
+
+    def noted(connections: Connections, work: Any, *, patience: float = 0.0) -> Any:
+        waits.append(patience)
+        return run(connections, work, patience=patience)
+
+    # when it is given up: its jobs are read, it is struck, and the failed job is read
+    with monkeypatch.context() as noting:
+        noting.setattr(Connections, "run", noted)
+        assert broker._owners._give_back("w", None, None, brisk=brisk) == 1
+    # then
+    assert waits == [0.0 if brisk else 10.0] * 3
+    assert broker.get("a").state is State.FAILED
