@@ -45,9 +45,10 @@ def role_of(user: Any) -> Role | None:
     """The role of a user by Django's permissions; None for a user who may not look."""
     if not (user.is_active and user.is_staff and user.has_perm("tidemill.view_job")):
         return None
-    if user.has_perms(_ADMIN):
+    # A user model of the project needs no ``has_perms``, as for the admin.
+    if all(map(user.has_perm, _ADMIN)):
         return Role.ADMIN
-    return Role.OPERATOR if user.has_perms(_OPERATOR) else Role.VIEWER
+    return Role.OPERATOR if all(map(user.has_perm, _OPERATOR)) else Role.VIEWER
 
 
 def view(request: Any, path: str = "") -> Any:
