@@ -58,6 +58,8 @@ class Task:
     @classmethod
     def of(cls, mill: DjangoMill, task_id: str) -> Task | None:
         """The task of a job that has ended; None for an unfinished or missing job."""
+        if (inline := mill.runtime.inline_jobs.get(task_id)) is not None:  # it ran with sync=True
+            return cls.of_record(mill, inline)
         record = mill.runtime.job_store.get(task_id)
         if record is None or not record.state.finished:
             return None
@@ -127,8 +129,8 @@ def result(task_id: str, wait: int = 0, cached: bool = False) -> Any:
 def fetch(task_id: str, wait: int = 0, cached: bool = False) -> Task | None:
     """A task that has ended, by its id or its name; None before its end."""
     mill = project_mill()
-    if (record := mill.runtime.inline_jobs.get(task_id)) is not None:  # it ran with sync=True
-        return Task.of_record(mill, record)
+    if mill.runtime.inline_jobs.get(task_id) is not None:
+        return Task.of(mill, task_id)
     found = _job(task_id)
     if found is None:
         return None

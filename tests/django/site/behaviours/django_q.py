@@ -118,8 +118,8 @@ class Calls(Case):
             async_task("shop.hooks.multiply", 1, q_options={"tiemout": 1})
 
     def test_sync_runs_at_once(self):
-        task_id = async_task("shop.hooks.multiply", 4, sync=True, hook=hooks.remember)
-        self.assertEqual(len(hooks.seen), 1)
+        task_id = async_task("shop.hooks.multiply", 4, sync=True, hook=hooks.remember, group="g")
+        self.assertEqual(hooks.seen, [("shop.hooks.multiply", True, 8, "g")])
         self.assertEqual(list(mill.jobs()), [])
         self.assertEqual(mill.runtime.inline_jobs.get(task_id).state, State.SUCCEEDED)
         self.assertEqual((result(task_id), fetch(task_id).success), (8, True))  # case M15
