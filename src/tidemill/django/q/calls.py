@@ -113,20 +113,16 @@ def call_of(func: Func, args: Any, kwargs: Mapping[str, Any], options: Options) 
 
 
 def enqueue(call: Any, options: Options) -> str:
-    """Enqueue a call, or run it now for ``sync``, and return its id."""
+    """Enqueue a call, and return its id. With ``sync`` run the call now, and raise its error."""
     mill = project_mill()
     if not (options.get("sync") or cluster().get("sync") or mill.sync):
         return str(mill.enqueue(call).id)
     job_id = new_id()
-    try:
-        if isinstance(call, Call) and not call.hooks:
-            on_connections(lambda: run_inline(mill.runtime, call, job_id=job_id))
-        else:
-            named = call.using(id=job_id)
-            on_connections(lambda: run_composed(mill.runtime, named))
-    except Exception:
-        if mill.runtime.inline_jobs.get(job_id) is None:
-            raise
+    if isinstance(call, Call) and not call.hooks:
+        on_connections(lambda: run_inline(mill.runtime, call, job_id=job_id))
+    else:
+        named = call.using(id=job_id)
+        on_connections(lambda: run_composed(mill.runtime, named))
     return job_id
 
 

@@ -124,10 +124,13 @@ class Calls(Case):
         self.assertEqual(mill.runtime.inline_jobs.get(task_id).state, State.SUCCEEDED)
         self.assertEqual((result(task_id), fetch(task_id).success), (8, True))  # case M15
 
-    def test_sync_keeps_the_error_of_a_failure(self):
-        task_id = async_task("shop.hooks.fail", sync=True)
-        self.assertFalse(fetch(task_id).success)
-        self.assertIn("ValueError", result(task_id))
+    def test_sync_raises_the_error_of_a_failure(self):
+        for hook in (None, hooks.remember):
+            with self.subTest(hook), self.assertRaisesMessage(ValueError, "no"):
+                async_task("shop.hooks.fail", sync=True, hook=hook)
+        with self.assertRaisesMessage(ValueError, "no"):
+            async_chain(["shop.hooks.fail"], group="broken", sync=True)
+        self.assertEqual([each[:2] for each in hooks.seen], [("shop.hooks.fail", False)])
 
     def test_save_false_keeps_nothing(self):
         task_id = async_task("shop.hooks.multiply", 4, save=False, hook=hooks.remember)
