@@ -9,6 +9,7 @@ from typing import Any
 
 from tidemill.client.job_handle import Job
 from tidemill.client.task import Ended
+from tidemill.core.config import MAX_NAME
 from tidemill.core.job import GROUP, Record, State
 from tidemill.django.framework.results import arguments_of, moment_of
 from tidemill.django.model_arguments import of_key
@@ -29,7 +30,9 @@ def ungrouped_tag(name: str) -> str:
 
 
 def name_tag(name: str) -> str:
-    return f"name:{name}"
+    """The tag of a task's name, which is any text: without what a tag cannot have."""
+    text = "".join(char if char.isprintable() else " " for char in f"name:{name}")
+    return text.encode()[:MAX_NAME].decode(errors="ignore")
 
 
 @dataclasses.dataclass

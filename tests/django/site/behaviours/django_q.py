@@ -83,6 +83,12 @@ class Calls(Case):
         self.assertGreaterEqual(task.time_taken(), 0)
         self.assertEqual((task.group_result(), task.group_count()), ([12], 1))
 
+    def test_a_task_name_is_any_text(self):
+        for name in ("Ada\u00a0Lovelace\n", "é" * 150):
+            task_id = async_task("math.floor", 1.5, task_name=name)
+            self.run_jobs()
+            self.assertEqual(fetch(name).id, task_id)
+
     def test_a_failure_has_its_error_as_the_result(self):
         task_id = async_task("shop.hooks.fail")
         self.run_jobs()
