@@ -3,16 +3,18 @@
     python benchmarks/django_orm.py --python PEERS/bin/python --systems tidemill,django-q2,…
 
 ``--python`` is an interpreter with Django 6, the dependencies of tidemill, and the peers:
-``django-q2 django-tasks-db django-vtasks pyzstd psycopg[binary]``. tidemill runs from this
-checkout. ``--postgres`` names a server on which databases may be made; without it only SQLite is
-measured. The systems take turns, with two worker processes each. A rate is jobs per second from the
-first run to the last.
+``django-q2 django-tasks-db django-vtasks pyzstd huey psycopg[binary]``. tidemill runs from this
+checkout. ``tidemill-tasks`` and ``tidemill-tasks-lmdb`` are Django's own tasks on its backend.
+``--postgres`` names a server on which databases may be made; without it only SQLite is measured.
+huey has SQLite alone, in a file beside the database. The systems take turns, with two worker
+processes each. A rate is jobs per second from the first run to the last.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -38,7 +40,12 @@ Q_CLUSTER = {
     "orm": "default", "workers": 2, "retry": 3600, "timeout": 600, "bulk": 50, "poll": 0.05,
     "queue_limit": 500, "save_limit": 100, "ack_failures": True, "label": "q",
 }
-TASKS = {"default": {"BACKEND": os.environ.get("BENCH_BACKEND", "none"), "OPTIONS": {}}}
+BACKEND = os.environ["BENCH_BACKEND"] or "django.tasks.backends.dummy.DummyBackend"
+TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {}}}
+HUEY = {
+    "huey_class": "huey.SqliteHuey", "name": "bench", "filename": "huey.db", "immediate": False,
+    "results": False, "consumer": {"workers": 2, "worker_type": "process"},
+}
 """
 WORK = """
 import os, struct, time
@@ -81,24 +88,53 @@ def enqueue(count):
 """
 
 
+HUEY = """
+from huey.contrib.djhuey import HUEY as queue
+import work
+@queue.task()
+def noop():
+    work.noop()
+def enqueue(count):
+    for _ in range(count):
+        noop()
+"""
+
+
+@dataclasses.dataclass
 class System:
     """One system: its apps, the module ``jobs`` with ``enqueue``, and its worker commands."""
 
-    def __init__(
-        self, apps: list[str], jobs: str, commands: list[list[str]], backend: str = ""
-    ) -> None:
-        self.apps = apps
-        self.jobs = jobs
-        self.commands = commands
-        self.backend = backend
+    apps: list[str]
+    jobs: str
+    commands: list[list[str]]
+    backend: str = ""
+    url: str = "django://default"  # the store of tidemill
+    kinds: tuple[str, ...] = ("sqlite", "postgresql")
+    many: int = 1  # it gets so many times the jobs of a slow system
 
 
 MANAGE = ["-m", "django"]
+TASK_WORKER = [[*MANAGE, "tidemill", "worker", "-p", "2", "-c", "1"]]
 SYSTEMS = {
     "tidemill": System(
         ["tidemill.django"],
         TIDEMILL,
         [["-m", "tidemill", "worker", "jobs:mill", "-p", "2", "-c", "1"]],
+        many=10,
+    ),
+    "tidemill-tasks": System(
+        ["tidemill.django", "jobs"], TASKS_DB, TASK_WORKER, "tidemill.django.TaskBackend", many=10
+    ),
+    "tidemill-tasks-lmdb": System(
+        ["tidemill.django", "jobs"],
+        TASKS_DB,
+        TASK_WORKER,
+        "tidemill.django.TaskBackend",
+        "lmdb://./store",
+        many=10,
+    ),
+    "huey": System(
+        ["huey.contrib.djhuey", "jobs"], HUEY, [[*MANAGE, "run_huey"]], kinds=("sqlite",)
     ),
     "django-q2": System(["django_q"], Q2, [[*MANAGE, "qcluster"]]),
     "django-tasks-db": System(
@@ -152,7 +188,7 @@ def drain(system: System, python: str, where: dict[str, Any], folder: Path, coun
         "BENCH_APPS": json.dumps(["django.contrib.contenttypes", *system.apps]),
         "BENCH_BACKEND": system.backend,
         "BENCH_RUNS": str(runs),
-        "TIDEMILL_URL": "django://default",
+        "TIDEMILL_URL": system.url,
     }
     fill = f"import django; django.setup(); import jobs; jobs.enqueue({count})"
     for command in ([*MANAGE, "migrate", "-v", "0"], ["-c", fill]):
@@ -204,13 +240,13 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--postgres", default="")
     parser.add_argument(
-        "--jobs", type=int, default=1000, help="jobs of a peer; tidemill has 10 times as many"
+        "--jobs", type=int, default=1000, help="jobs of a peer; tidemill gets 10 times as many"
     )
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
-    names = args.systems.split(",")
     number = 0
     for kind in ["sqlite", *(["postgresql"] if args.postgres else [])]:
+        names = [name for name in args.systems.split(",") if kind in SYSTEMS[name].kinds]
         rates: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(args.runs):
             for name in names:
@@ -218,7 +254,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder)
                     where = database(kind, path, args.postgres, number)
-                    count = args.jobs * (10 if name == "tidemill" else 1)
+                    count = args.jobs * SYSTEMS[name].many
                     rates[name].append(drain(SYSTEMS[name], args.python, where, path, count))
                     print(f"{kind} {name}: {rates[name][-1]:.0f}/s", flush=True)
         ours = rates.get("tidemill")
