@@ -133,6 +133,12 @@ _WHOLE = 20  # the most jobs that are read at once with their results, which may
 _PARTS = re.compile(rf"(\.(\d{{4}}|\d{{7}}|on_[a-z]+\d*|{MEMBER_COUNT}))+")
 
 
+def records_of(store: JobStore, ids: Sequence[str]) -> Iterator[Record | None]:
+    """The record of each job in order, read a few at a time; None for a missing job."""
+    for at in range(0, len(ids), _WHOLE):
+        yield from store.wait_for(ids[at : at + _WHOLE], 0)
+
+
 def cancel_all(runtime: Runtime, whole_id: str, terminate: bool) -> int:
     """Cancel the jobs of a whole; return how many. Hooks stay, groups end by themselves."""
     cancelled = 0
@@ -226,17 +232,15 @@ def _act(
     if not _has_flows(runtime):
         return act(given)
     ids = list(dict.fromkeys(given))
-    for at in range(0, len(ids), _WHOLE):
-        page = ids[at : at + _WHOLE]
-        for job_id, record in zip(page, runtime.job_store.wait_for(page, 0), strict=True):
-            if record is None:
-                is_whole = gone_too and has_steps(runtime, job_id)
-            else:
-                is_whole = _is_composed(runtime, record)
-            if is_whole and may(job_id):
-                done[job_id] = act_on_whole(job_id, record)
-            elif record is not None and record.envelope.task == GROUP:
-                done[job_id] = False  # the record of a group alone is never changed
+    for job_id, record in zip(ids, records_of(runtime.job_store, ids), strict=True):
+        if record is None:
+            is_whole = gone_too and has_steps(runtime, job_id)
+        else:
+            is_whole = _is_composed(runtime, record)
+        if is_whole and may(job_id):
+            done[job_id] = act_on_whole(job_id, record)
+        elif record is not None and record.envelope.task == GROUP:
+            done[job_id] = False  # the record of a group alone is never changed
     alone = []
     for job_id in ids:
         whole_id = next((each for each in _ids_above(job_id) if done.get(each)), "")
@@ -316,8 +320,7 @@ def retry_jobs(
     ids, store = list(ids), runtime.job_store
     if not _has_flows(runtime):
         return store.retry(ids, force=force)
-    pages = (store.wait_for(ids[at : at + _WHOLE], 0) for at in range(0, len(ids), _WHOLE))
-    records = (record for page in pages for record in page if record is not None)
+    records = (record for record in records_of(store, ids) if record is not None)
     found = {record.envelope.id for record in records if _is_whole(runtime, record)}
     wholes = set(filter(may, found))
     alone = [job_id for job_id in ids if job_id not in wholes]

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.compositions import records_of
 from tidemill.core.clock import clock
 from tidemill.dashboard.job_search import LOOK, Listed
 from tidemill.dashboard.page import Page
@@ -35,8 +36,8 @@ def schedules(page: Page) -> Response:
         if len(found) >= _MOST:
             break
     ids = [one.last_job for one in found if one.last_job]
-    jobs = page.mill.broker.wait_for(ids, 0) if ids else []
-    last = {job.envelope.id: job for job in jobs if job is not None}
+    jobs = records_of(page.mill.broker, ids)
+    last = {job.envelope.id: job.for_list() for job in jobs if job is not None}
     return page.render(
         "schedules.html",
         title="Schedules",

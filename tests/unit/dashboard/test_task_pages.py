@@ -173,14 +173,7 @@ def test_a_schedule_says_when_it_comes(anna: Visitor, nightly: str) -> None:
 def test_the_list_of_schedules_tells_how_the_last_job_of_each_ended(
     mill: Tidemill, anna: Visitor, nightly: str
 ) -> None:
-    [record] = mill.broker.list_schedules()
-    stored = decode(record.body)
-    stored.planned = mill.broker.wall() - 1  # it is due
-    mill.broker.change_schedules(
-        [Change("nightly", record.version, stored.planned, encode(stored))]
-    )
-    [record] = mill.broker.list_schedules()
-    mill.broker.change_schedules([fired(record, mill.broker.wall())])
+    fire_all(mill)
     job = mill.schedules.get("nightly").last_job
     assert job is not None
     assert re.search(r"ready \S+ s ago", words(anna.get("/schedules")))
@@ -191,6 +184,35 @@ def test_the_list_of_schedules_tells_how_the_last_job_of_each_ended(
     # when
     mill.job(job).delete()
     assert "left out, or deleted" in words(anna.get("/schedules"))
+
+
+def test_the_list_of_schedules_reads_few_last_jobs_at_once(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(45):
+        mill.schedules.add(f"s{n}", mill.tasks["shop.pay"].call(n), every=3600)
+    fire_all(mill)
+    asked: list[int] = []
+    read_jobs = mill.broker.wait_for
+
+    def wait_for(ids: list[str], timeout: float) -> object:
+        asked.append(len(ids))
+        return read_jobs(ids, timeout)
+
+    monkeypatch.setattr(mill.broker, "wait_for", wait_for)
+    assert words(anna.get("/schedules")).count(" ready ") == 45
+    assert asked == [20, 20, 5]
+
+
+def fire_all(mill: Tidemill) -> None:
+    """Put a job of each schedule, as a worker does when they are due."""
+    for record in mill.broker.list_schedules():
+        stored = decode(record.body)
+        stored.planned = mill.broker.wall() - 1
+        due = Change(record.name, record.version, stored.planned, encode(stored))
+        mill.broker.change_schedules([due])
+    now = mill.broker.wall()
+    mill.broker.change_schedules([fired(one, now) for one in mill.broker.list_schedules()])
 
 
 def test_a_schedule_is_run_paused_resumed_and_removed(
