@@ -14,7 +14,13 @@ from starlette.responses import Response
 from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
-from tidemill.client.compositions import alter_jobs, cancel_jobs, delete_jobs, retry_jobs
+from tidemill.client.compositions import (
+    alter_jobs,
+    cancel_jobs,
+    delete_jobs,
+    records_of,
+    retry_jobs,
+)
 from tidemill.client.explain import why_not_altered, why_not_run
 from tidemill.core.config import check_alter
 from tidemill.core.envelope import priority_of
@@ -301,13 +307,13 @@ def act(
         mill.runtime.features.need(Feature.ALTER, "alter")
     answers = ACTIONS[name].do(mill, unique, target)
     refused = [job_id for job_id, answer in zip(unique, answers, strict=True) if not answer]
-    reasons = collections.Counter(_why(mill, name, job_id, target) for job_id in refused)
+    records = records_of(mill.broker, refused)
+    reasons = collections.Counter(_why(mill, name, record, target) for record in records)
     return Done(sum(answers), len(refused), reasons.most_common())
 
 
-def _why(mill: Tidemill, name: str, job_id: str, target: Target) -> str:
+def _why(mill: Tidemill, name: str, record: Record | None, target: Target) -> str:
     """Why a job was refused. The text leaves out the key of the job, which may be secret."""
-    record = mill.broker.get(job_id)
     if record is None:
         return "it is no longer kept"
     if name == "retry":

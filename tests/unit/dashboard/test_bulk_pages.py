@@ -208,6 +208,22 @@ def test_an_operation_that_goes_on_does_not_count_a_job_twice(
     assert (one.state, one.done) == ("done", 8)
 
 
+def test_the_reasons_of_many_refusals_are_read_together(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = failed_jobs(mill, 30)
+    read: list[int] = []
+    read_jobs = mill.broker.wait_for
+
+    def wait_for(ids: list[str], timeout: float) -> object:
+        read.append(len(ids))
+        return read_jobs(ids, timeout)
+
+    monkeypatch.setattr(mill.broker, "wait_for", wait_for)
+    assert act(mill, "cancel", failed).reasons == [("it failed already", 30)]
+    assert read == [20, 10, 20, 10]  # by the act, and for the reasons
+
+
 def test_an_operation_tells_how_many_jobs_were_left_and_why(mill: Tidemill, anna: Visitor) -> None:
     failed = failed_jobs(mill, 30)
     broken.clear()
