@@ -56,6 +56,8 @@ def clock(when: float | None) -> str:
 
 def zone_named(name: str) -> dt.tzinfo | None:
     """The time zone of this name; None for an unknown name."""
+    if name == "localtime":  # Debian's link to the zone of the server, which no browser knows
+        return None
     try:
         return dt.UTC if name == "UTC" else zoneinfo.ZoneInfo(name)
     except (ValueError, KeyError, OSError):

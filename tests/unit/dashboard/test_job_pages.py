@@ -245,6 +245,7 @@ def test_the_page_of_a_job_tells_its_life(mill: Tidemill, anna: Visitor) -> None
         ("UTC", "Europe/Berlin", "UTC", "2099-12-31 23:30:00 UTC"),
         ("", "Europe/Berlin", "Europe/Berlin", "2100-01-01 00:30:00 CET"),
         ("../x", "", "UTC", "2099-12-31 23:30:00 UTC"),
+        ("localtime", "Europe/Berlin", "Europe/Berlin", "2100-01-01 00:30:00 CET"),
     ],
 )
 def test_all_times_are_in_the_zone_of_the_viewer(
