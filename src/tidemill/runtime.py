@@ -253,7 +253,7 @@ class Runtime:
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.allow_imports)
 
     def declared(self, name: str) -> Task[..., Any] | None:
-        """The task that this app has declared under a name."""
+        """The task that this app declares under a name, also in a module that it has to import."""
         return self.tasks.get(name)
 
     def find_task(self, name: str) -> Configured[..., Any, Any] | None:

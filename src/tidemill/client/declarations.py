@@ -129,6 +129,8 @@ class Declarations:
             if declared.options is not None:
                 _check_computed(task, declared.computed, given)
                 return declared.options
+        if (found := self._runtime.declared(task)) is not None:
+            return found.options
         if given.get("queue") is not None or self._runtime.may_import(task):
             return self._runtime.defaults
         self._known.pop(task, None)  # a worker with the task may start at any moment

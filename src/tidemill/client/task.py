@@ -391,7 +391,7 @@ def call_by_name(
     runtime: Runtime, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Call[Any]:
     """A call of a declared task, or of a task whose options are read when the call is enqueued."""
-    known = runtime.declared(name)
+    known = runtime.tasks.get(name)
     if known is not None:
         return known.call(*args, **kwargs)
     check_name("task", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import functools
 import importlib
@@ -110,18 +111,28 @@ class DjangoRuntime(Runtime):
 
     def declared(self, name: str) -> Task[..., Any] | None:
         """The task of a name; a module of the project is imported to find the task."""
-        if name not in self.tasks and apps.ready and (module := _module_of(name)):
-            importlib.import_module(module)
+        # An event loop imports nothing: its job server takes names from clients. A module may need
+        # what only the workers have.
+        if name not in self.tasks and apps.ready and not is_in_event_loop():
+            with contextlib.suppress(ImportError):
+                self._import_module_of(name)
         return self.tasks.get(name)
 
     def find_task(self, name: str) -> Configured[..., Any, Any] | None:
         """The task of a name, in a module of the project or as ``ALLOW_IMPORTS`` allows."""
-        if (declared := self.declared(name)) is not None:
-            return declared
-        for find in self.finders if _module_of(name) else ():
+        module = self._import_module_of(name)
+        if name in self.tasks:
+            return self.tasks[name]
+        for find in self.finders if module else ():
             if (task := find(name)) is not None:
                 return task
         return super().find_task(name)
+
+    @staticmethod
+    def _import_module_of(name: str) -> str:
+        if module := _module_of(name):
+            importlib.import_module(module)
+        return module
 
     def find_in_apps(self) -> None:
         """Tell the store that a worker of this app may find any task in an installed app."""

@@ -9,6 +9,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
@@ -20,7 +21,7 @@ from shop import tasks
 from shop.hooks import multiply
 from shop.models import Customer, Order
 
-from tidemill import Tidemill, this_job
+from tidemill import State, Tidemill, this_job
 from tidemill.django import mill
 from tidemill.django.checks import problems
 from tidemill.django.connections import fresh_connections
@@ -129,6 +130,15 @@ class Tasks(TidemillTestCase):
         job = mill.enqueue("project.more.far")
         run_jobs()
         self.assertEqual(job.result(), "far")
+
+    def test_a_module_that_only_workers_can_import_takes_calls_by_name(self):
+        job = mill.enqueue(mill.call("project.apart.far").using(queue="far"))
+        self.assertEqual(job.state, State.READY)
+
+    def test_an_event_loop_imports_no_module_for_a_call_by_name(self):
+        call = mill.call("project.script.far").using(queue="far")
+        job = async_to_sync(mill.aenqueue)(call)
+        self.assertEqual(job.state, State.READY)
 
     def test_jobs_run_at_once_inside_immediate(self):
         with immediate():

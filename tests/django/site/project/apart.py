@@ -1,0 +1,3 @@
+"""Tasks whose library only the machines of the workers have."""
+
+raise ImportError("no such library")
