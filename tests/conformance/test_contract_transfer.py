@@ -202,6 +202,30 @@ def test_the_order_and_the_times_go_on(broker: Broker, target: Broker, clock: Cl
         assert target.get(jobs[0].id) is None  # pruned in its time
 
 
+def test_a_short_result_ttl_lasts_until_the_jobs_behind_it_have_arrived(
+    broker: Broker, target: Broker, clock: Clock
+) -> None:
+    # law 15
+    if not clock.fake:
+        pytest.skip("needs a clock that can be moved")
+    worker = LiveOwner(broker)
+    before = Links(next=("b",))
+    after = Links(waits="success", inputs=("a",))
+    broker.put([job(id="b", links=after), job(id="a", links=before, result_ttl=5.0)])
+    [lease] = worker.take(1)
+    worker.settle(lease, result=b"x")
+    broker.detach(worker.id)
+    # when there is some time between the pages of a move
+    departure = broker.depart(ELSEWHERE, seal=True)
+    for job_id in ("a", "b"):
+        assert target.adopt(departure, whole(broker, [broker.get(job_id)]), job_id) == [True]
+        clock.advance(10.0)
+        target.tick()
+    # then
+    [lease] = LiveOwner(target).take(1)
+    assert [given.result for given in lease.inputs] == [b"x"]
+
+
 def test_a_wall_clock_due_time_keeps_following_the_wall_clock(
     broker: Broker, target: Broker, clock: Clock
 ) -> None:

@@ -423,6 +423,25 @@ def test_a_short_result_ttl_holds_before_a_hook_that_falls(
     assert broker.get("b") is None
 
 
+def test_a_group_outlives_a_short_time_of_keeping_of_the_store(
+    open_store: Callable[..., Broker], clock: Clock
+) -> None:
+    # law 15; its caller still reads it
+    if not clock.fake:
+        pytest.skip("needs a clock that can be moved")
+    broker = open_store(keep=0, keep_failed=0)
+    worker = LiveOwner(broker)
+    broker.put([behind("barrier", id="all"), before("all", id="a"), before("all", id="b")])
+    run(worker)
+    run(worker, Outcome.FAIL)
+    clock.advance(50.0)
+    broker.tick()
+    assert states(broker, "a", "b", "all") == [SUCCEEDED, FAILED, FAILED]
+    clock.advance(11.0)
+    broker.tick()
+    assert [broker.get(job_id) for job_id in ("a", "b", "all")] == [None] * 3
+
+
 def test_a_barrier_is_never_run(broker: Broker, worker: LiveOwner) -> None:
     broker.put([behind("barrier", id="all"), before("all", id="a")])
     run(worker, Outcome.FAIL)

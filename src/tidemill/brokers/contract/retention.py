@@ -32,6 +32,10 @@ class Retention(msgspec.Struct, frozen=True):
             return result_ttl
         return max(self.succeeded, self.protect) if has_result else self.succeeded
 
+    def first_look(self, result_ttl: float) -> float:
+        """The seconds from the end of a job of a flow to the first look whether it is needed."""
+        return min(result_ttl, self.protect) if result_ttl >= 0 else self.protect
+
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Retention:
         """The retention by the options ``keep``, ``keep_count`` and ``keep_failed`` of a URL."""

@@ -137,7 +137,7 @@ def _adopt_one(commit: Transitions, record: Record, first: int) -> bool:
         commit.txn.put(job_id, encode(notes), db=commit.t.note)
     if head.state >= SUCCEEDED:
         commit.count(row, head.state, +1)
-        commit.keep(stored, tail)
+        commit.keep(stored, tail, needed=True)
         name, until = envelope.key.encode(), _until(commit, record)
         if head.state == SUCCEEDED and until and find_key(commit, name) is None:
             hold(commit, name, stored, until)

@@ -350,13 +350,11 @@ class Transitions:
     def keep(self, stored: Stored, tail: Tail, *, needed: bool | None = None) -> None:
         """Save a finished job, and list the job for pruning."""
         # A job of a flow has a separate class until a look shows that no dependent needs it.
-        # ``needed`` is what a look has shown.
+        # ``needed`` is what a look has shown; True for a job whose dependents move after it.
         head = stored.head
         if head.flags & Flag.LINKED and needed is not False:
-            wait = self.retention.protect
-            if needed is None:
-                wait = min(wait, self._keep_for(stored, class_of(head.state, tail)))
-            head.prune = self.now + int(wait * MICRO)
+            ttl = result_ttl_of(stored) if head.state == SUCCEEDED and not needed else -1.0
+            head.prune = self.now + int(self.retention.first_look(ttl) * MICRO)
             kept, ended = KEPT_LINKED, self.now
         else:
             kept, ended = self._class_for(stored, tail)

@@ -67,7 +67,10 @@ def _adopt_one(jobs: Jobs, record: Record, first: int) -> bool:
     if state.finished:
         item.finished_machine = jobs.now - max(0.0, jobs.wall - record.finished)
         item.dropped = was_dropped(record)
-        jobs.keep(item)
+        if envelope.links:
+            jobs.keep_linked(item, jobs.retention.protect)  # its dependents move after it
+        else:
+            jobs.keep_plainly(item)
     elif state is not State.WAITING:
         jobs.move(item, record.due, item.due_machine)
     return True

@@ -289,8 +289,10 @@ class Jobs:
 
     def keep(self, item: Item) -> None:
         """Plan the pruning of a finished job; a job of a flow stays while a dependent needs it."""
-        if item.record.envelope.links:
-            self.keep_linked(item, min(self.retention.protect, self.keep_for(item.record)))
+        envelope = item.record.envelope
+        if envelope.links:
+            ttl = envelope.result_ttl if item.record.state is State.SUCCEEDED else -1.0
+            self.keep_linked(item, self.retention.first_look(ttl))
         else:
             self.keep_plainly(item)
 

@@ -120,6 +120,12 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
+-- Seconds from the end of a job of a workflow to the first look whether it is needed.
+CREATE OR REPLACE FUNCTION tidemill.first_look(state text, result_ttl float8, p tidemill.prefs) RETURNS float8
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT least(p.protect, CASE WHEN state = 'succeeded' AND result_ttl >= 0 THEN result_ttl END)
+$$;
+
 -- End a job that stands nowhere. It is kept for a while; an acked message is forgotten.
 CREATE OR REPLACE FUNCTION tidemill.finish(
     job_seq bigint, ending text, why text, answer bytea, t float8, p tidemill.prefs) RETURNS void
@@ -139,9 +145,8 @@ BEGIN
     END IF;
     DELETE FROM expiry WHERE seq = job_seq;
     INSERT INTO done (seq, prune, finished, class, state, error, result)
-    VALUES (job_seq, t + least(
-                keep_for(CASE WHEN purged THEN 'failed' ELSE ending END, j.result_ttl, answer IS NOT NULL, p),
-                CASE WHEN j.linked THEN p.protect END), t,
+    VALUES (job_seq, t + CASE WHEN j.linked THEN first_look(ending, j.result_ttl, p)
+                              ELSE keep_for(CASE WHEN purged THEN 'failed' ELSE ending END, j.result_ttl, answer IS NOT NULL, p) END, t,
             CASE WHEN j.linked THEN 3
                  WHEN ending = 'failed' OR purged THEN 2
                  WHEN ending = 'succeeded' AND answer IS NULL THEN 0 ELSE 1 END,

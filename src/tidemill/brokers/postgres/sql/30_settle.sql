@@ -40,8 +40,8 @@ BEGIN
     ), kept AS (
         INSERT INTO done (seq, prune, finished, class, state, attempt, leased, started, ended,
                           worker, result)
-        SELECT seq, t + least(keep_for('succeeded', result_ttl, result IS NOT NULL, p),
-                              CASE WHEN linked THEN p.protect END), t,
+        SELECT seq, t + CASE WHEN linked THEN first_look('succeeded', result_ttl, p)
+                             ELSE keep_for('succeeded', result_ttl, result IS NOT NULL, p) END, t,
                CASE WHEN linked THEN 3 WHEN result IS NULL THEN 0 ELSE 1 END, 4, attempt, leased, gone.started,
                gone.ended, my_name, result
         FROM gone WHERE line & 3 <> 1

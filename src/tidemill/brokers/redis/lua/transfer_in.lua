@@ -45,7 +45,7 @@ local function adopt_one(id, record, envelope, result, said, wish, wait, first)
   if j.state < SUCCEEDED and j.expires > 0 then add_due(j.expires, 'x' .. id) end
   if j.state >= SUCCEEDED then
     count(j.queue, COUNTER[j.state], 1)
-    keep(j)
+    keep(j, true)
     if j.state == SUCCEEDED and ends > 0 and not Unique.find(j.key) then Unique.hold(j.key, id, ends) end
   elseif j.state == WAITING then
     count(j.queue, 'waiting', 1)

@@ -169,13 +169,15 @@ local function leave(j, state, keeps_key)
   if row_of(j.queue).max_size > 0 then shrunk[j.queue] = true end
 end
 
--- Set the time for pruning a finished job. A linked job is checked first: other jobs may need it.
-local function keep(j)
-  local class = class_of(j)
+-- Set the time for pruning a finished job. A linked job is checked first: other jobs may need it, or move after it.
+local function keep(j, moved)
   if flagged(j.flags, LINKED) then
-    j.prune = now + math.min(keep_class(3), keep_for(j, class))
+    local wait = keep_class(3)
+    if not moved and j.state == SUCCEEDED then wait = math.min(wait, keep_for(j, 3)) end
+    j.prune = now + wait
     prune_later(3, j.prune, j.id)
   else
+    local class = class_of(j)
     j.prune = j.finished + keep_for(j, class)
     prune_later(class, j.prune, j.id)
   end
