@@ -145,7 +145,7 @@ class Tidemill:
     @middleware.setter
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self.runtime.layers = check_middleware(middleware)
-        vars(self)["middleware"] = middleware
+        vars(self)["middleware"] = self.middleware
 
     def configure(
         self, url: str | None = None, *, secret_keys: Sequence[str | bytes] | None = None

@@ -97,7 +97,7 @@ def _check_schedules(records: Mapping[str, Record]) -> None:
     for name, planned in times.items():
         planned.sort()
         steps = {round(after - before, 3) for before, after in itertools.pairwise(planned)}
-        assert len(steps) == 1, f"{name} fired {len(planned)} times, with steps of {steps}"
+        assert len(steps) <= 1, f"{name} fired {len(planned)} times, with steps of {steps}"
 
 
 def _check_limits(

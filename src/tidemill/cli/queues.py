@@ -131,8 +131,7 @@ def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool, as_json: b
             raise no_such_queue(name, known)
     for name in names:
         mill.broker.set_queue(name, paused=paused)
-    what = f"{'paused' if paused else 'resumed'} queue"
-    audit(mill.broker, what, ", ".join(names), len(names))
+        audit(mill.broker, f"{'paused' if paused else 'resumed'} queue", name)
     how = "is paused" if paused else "goes on"
     lines = [f"{name} {how}{'' if name in known else '; it has had no jobs yet'}" for name in names]
     console.answer({"queues": names, "paused": paused}, as_json, *lines)

@@ -250,8 +250,10 @@ def _known(mill: Tidemill, names: tuple[str, ...]) -> tuple[str, ...]:
 @store_options
 def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Pause schedules: they do not fire until they are resumed."""
-    rows = [mill.schedules.pause(name) for name in _known(mill, names)]
-    audit(mill.broker, "paused schedule", ", ".join(names), len(names))
+    rows = []
+    for name in _known(mill, names):
+        rows.append(mill.schedules.pause(name))
+        audit(mill.broker, "paused schedule", name)
     _print_all(rows, as_json)
 
 
@@ -261,8 +263,10 @@ def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 @store_options
 def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Resume paused schedules from now on."""
-    rows = [mill.schedules.resume(name) for name in _known(mill, names)]
-    audit(mill.broker, "resumed schedule", ", ".join(names), len(names))
+    rows = []
+    for name in _known(mill, names):
+        rows.append(mill.schedules.resume(name))
+        audit(mill.broker, "resumed schedule", name)
     _print_all(rows, as_json)
 
 

@@ -256,6 +256,8 @@ class Supervisor:
                 self._leave_board()
         if self._error is not None:
             raise self._error
+        if self._stopping == math.inf:  # the store may have moved since somebody wanted the end
+            self._leave_if_moved()
         how = ", jobs were interrupted" if self.pool.interrupted else ""
         log.info("worker %s is done%s", self.owner.name, how)
         if self.pool.verdicts:
@@ -382,14 +384,17 @@ class Supervisor:
 
     def _say_quiet(self) -> None:
         """Log why this worker takes no more jobs: its store moves, or somebody wants it."""
+        self._leave_if_moved()
+        if not self._left:
+            log.info("the worker takes no more jobs, and ends after its running jobs")
+
+    def _leave_if_moved(self) -> None:
         where = None
         with contextlib.suppress(TidemillError):
             where = self.broker.info().get("moves_to") if self.broker is not None else None
-        if where:
+        if where and not self._left:
             self._left = True
             log.error("the worker ends: this store moves to %s; use that url", where)
-        else:
-            log.info("the worker takes no more jobs, and ends after its running jobs")
 
     # -- in the main thread ---------------------------------------------------------------------
 
@@ -571,4 +576,4 @@ def judge(outcome: Sequence[int | BaseException]) -> None:
     if how == 1:
         raise TidemillError(f"jobs still ran {PATIENCE:g} s after the worker was told to stop")
     if how:
-        raise TidemillError("the worker could not serve; the log says why")
+        raise TidemillError("the worker could not serve, or its store has moved; the log says why")

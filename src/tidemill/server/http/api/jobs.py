@@ -505,10 +505,10 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/jobs/{job_id}/retry", retry_job, also=(409, 410)),
     Endpoint("POST", "/v1/jobs/{job_id}/alter", alter_job, also=(409, 410)),
     Endpoint("DELETE", "/v1/jobs/{job_id}", delete_job, also=(409, 410)),
-    Endpoint("POST", "/v1/jobs/cancel", cancel_jobs, audit="cancelled jobs"),
-    Endpoint("POST", "/v1/jobs/retry", retry_jobs, audit="retried jobs"),
-    Endpoint("POST", "/v1/jobs/alter", alter_jobs, audit="altered jobs"),
-    Endpoint("POST", "/v1/jobs/delete", delete_jobs, audit="deleted jobs"),
+    Endpoint("POST", "/v1/jobs/cancel", cancel_jobs),
+    Endpoint("POST", "/v1/jobs/retry", retry_jobs),
+    Endpoint("POST", "/v1/jobs/alter", alter_jobs),
+    Endpoint("POST", "/v1/jobs/delete", delete_jobs),
     Endpoint(
         "POST", "/v1/matching/cancel", cancel_matching, checks_queues=True, audit="cancelled jobs"
     ),
