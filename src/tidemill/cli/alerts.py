@@ -12,7 +12,7 @@ import msgspec
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, log_options, store_options
+from tidemill.cli.connect import json_option, log_options, open_options, store_options
 from tidemill.core.clock import clock
 from tidemill.core.log_output import LogSettings, log_output
 from tidemill.errors import TidemillError
@@ -38,7 +38,7 @@ def alerts() -> None:
 @alerts.command()
 @_RULES
 @log_options
-@store_options
+@open_options
 def run(mill: Tidemill, rules: str, logs: LogSettings) -> None:
     """Watch until TERM or INT. Each alert is told once when it begins and once when it ends.
 
@@ -56,7 +56,6 @@ def run(mill: Tidemill, rules: str, logs: LogSettings) -> None:
 
 
 @alerts.command(name="list")
-@json_option
 @store_options
 def list_(mill: Tidemill, as_json: bool) -> None:
     """List the active alerts."""

@@ -48,19 +48,19 @@ A verb that only reads makes no file in the store's folder, and changes no job.
 
 url_option = click.option(
     "--url",
-    default=None,
     metavar="URL",
     help="The URL of the store with the jobs; without an app also $TIDEMILL_URL.",
 )
-app_option = click.option(
-    "--app",
-    default=None,
-    envvar="TIDEMILL_APP",
-    show_envvar=True,
-    metavar="MODULE:VAR",
-    help="The app whose store has the jobs.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def app_with(help: str) -> Callable[[F], F]:
+    """The option ``--app``."""
+    names: dict[str, Any] = {"envvar": "TIDEMILL_APP", "show_envvar": True, "metavar": "MODULE:VAR"}
+    return click.option("--app", help=help, **names)
+
+
+app_option = app_with("The app whose store has the jobs.")
 
 
 def with_default(names: str, kind: Any, default: Any, help: str, **more: Any) -> Callable[[F], F]:
@@ -70,6 +70,11 @@ def with_default(names: str, kind: Any, default: Any, help: str, **more: Any) ->
 
 
 def store_options(function: Verb) -> Verb:
+    """Give a verb ``--json``, as ``as_json``, and the options of :func:`open_options`."""
+    return json_option(open_options(function))
+
+
+def open_options(function: Verb) -> Verb:
     """Give a verb ``--url`` and ``--app``. The verb receives ``mill``, closed after the verb."""
 
     @url_option

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import Any
@@ -11,33 +10,22 @@ import click
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, open_mill
+from tidemill.cli.connect import app_with, json_option, open_mill
 from tidemill.client.job_handle import Job
+from tidemill.core.config import number_or_text
 from tidemill.core.job import State
 from tidemill.errors import InvalidOption, JobFailed, JobUnsuccessful, ResultTimeout
-
-
-def _delay(text: str) -> float | str:
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return text
 
 
 @click.command()
 @click.argument("task")
 @click.argument("args", nargs=-1)
-@click.option(
-    "--app",
-    envvar="TIDEMILL_APP",
-    show_envvar=True,
-    metavar="MODULE:VAR",
-    help="The app that has the task or allows its import.",
-)
+@app_with("The app that has the task or allows its import.")
 @click.option("--url", metavar="URL", help="The URL of the store, instead of an app.")
 @click.option("--kw", "pairs", multiple=True, metavar="NAME=VALUE", help="A keyword argument.")
 @click.option(
     "--delay",
-    type=_delay,
+    type=number_or_text,
     metavar="TIME",
     help="Start no earlier than this time from now: seconds, or a text such as '5 minutes'.",
 )

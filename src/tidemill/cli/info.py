@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@json_option
 @store_options
 def info(mill: Tidemill, as_json: bool) -> None:
     """Show the store, its queues, its workers and its latest runs.
@@ -115,7 +114,6 @@ def _public_task(one: TaskNumbers) -> dict[str, Any]:
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
-@json_option
 @store_options
 def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
     """Copy the store to DIR while it is in use.
@@ -141,7 +139,6 @@ def backup(mill: Tidemill, folder: str, as_json: bool) -> None:
 @click.argument("url", metavar="URL", envvar="TIDEMILL_URL")
 @click.option(
     "--grants",
-    default=None,
     metavar="ROLE",
     help="Only print the SQL that lets a role use the store.",
 )
@@ -157,7 +154,9 @@ def migrate(url: str, grants: str | None, as_json: bool) -> None:
     the SQL as the user that migrates.
     """
     if grants is not None:
-        _print_grants(url, grants, as_json)
+        statements = grants_of(url, grants)
+        lines = statements or ["-- a store of this kind needs no grants"]
+        console.answer({"grants": statements}, as_json, *lines)
         return
     versions = migrate_store(url)
     before, after = versions or (None, None)
@@ -168,12 +167,3 @@ def migrate(url: str, grants: str | None, as_json: bool) -> None:
     else:
         text = f"the store went from version {before} to {after}"
     console.answer({"before": before, "after": after}, as_json, text)
-
-
-def _print_grants(url: str, role: str, as_json: bool) -> None:
-    statements = grants_of(url, role)
-    console.answer(
-        {"grants": statements},
-        as_json,
-        "\n".join(statements or ["-- a store of this kind needs no grants"]),
-    )

@@ -14,7 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
-from tidemill.cli.connect import audit, json_option, store_options
+from tidemill.cli.connect import audit, store_options
 from tidemill.cli.job_selection import every, filter_options, whole_group, whole_id
 from tidemill.client import compositions
 from tidemill.client.explain import why_not_altered, why_not_run
@@ -42,7 +42,6 @@ _all_option = click.option(
     help="Also retry succeeded jobs, and jobs whose key belongs to a succeeded job.",
 )
 @_all_option
-@json_option
 @store_options
 def retry(
     mill: Tidemill, ids: tuple[str, ...], what: Filter, force: bool, everything: bool, as_json: bool
@@ -66,7 +65,6 @@ def retry(
 @filter_options
 @click.option("--terminate", is_flag=True, help="Stop running jobs within a second.")
 @_all_option
-@json_option
 @store_options
 def cancel(
     mill: Tidemill,
@@ -94,7 +92,6 @@ def cancel(
 @click.option("--to-priority", "priority", type=float, help="The new priority, -100 to 100.")
 @click.option("--to-queue", "target", metavar="QUEUE", help="The queue to move the jobs to.")
 @_all_option
-@json_option
 @store_options
 def alter(
     mill: Tidemill,
@@ -123,7 +120,6 @@ def alter(
 @click.argument("ids", nargs=-1)
 @filter_options
 @_all_option
-@json_option
 @store_options
 def delete(
     mill: Tidemill, ids: tuple[str, ...], what: Filter, everything: bool, as_json: bool

@@ -11,7 +11,7 @@ from tidemill.app import Tidemill
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options, with_default
+from tidemill.cli.connect import store_options, with_default
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
 from tidemill.client.compositions import size_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
@@ -36,7 +36,6 @@ _LINE_MOST = 10_000  # columns, so that no line is wrapped
 @with_default("-n --limit", click.IntRange(1, 100_000), 20, "The most jobs that are listed.")
 @click.option("--cursor", default="", help="Continue an earlier list from its end.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print the last traceback of each job.")
-@json_option
 @store_options
 def jobs(
     mill: Tidemill, what: Filter, limit: int, cursor: str, verbose: bool, as_json: bool
@@ -119,7 +118,6 @@ def _print_traceback(out: Console, trace: str, name: str, seen: dict[str, str]) 
 
 @click.command()
 @click.argument("id")
-@json_option
 @store_options
 def job(mill: Tidemill, id: str, as_json: bool) -> None:
     """Show one job: its settings, its events in order, its result.
@@ -271,7 +269,6 @@ def _result(record: Record) -> tuple[Any, bool]:
 
 @click.command()
 @click.argument("id")
-@json_option
 @store_options
 def explain(mill: Tidemill, id: str, as_json: bool) -> None:
     """Explain in one sentence why a job is in its state.

@@ -8,7 +8,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import audit, json_option, store_options
+from tidemill.cli.connect import audit, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.suggest import hint
 from tidemill.doctor.queues import state_of_limit
@@ -32,7 +32,6 @@ _NONE = "none"
     "--pause", type=float, help="Seconds that the breaker of --breaker pauses a queue; default 30."
 )
 @click.option("--declared", is_flag=True, help="Use the settings that code declares again.")
-@json_option
 @store_options
 def limit(
     mill: Tidemill,

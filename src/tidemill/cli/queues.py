@@ -14,7 +14,7 @@ from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.generic import purges as kept
 from tidemill.brokers.generic.topics import bindings
 from tidemill.cli import console
-from tidemill.cli.connect import audit, json_option, store_options
+from tidemill.cli.connect import audit, store_options
 from tidemill.client.queues import no_such_queue
 from tidemill.core.config import check_name
 from tidemill.core.words import counted
@@ -86,7 +86,6 @@ def _note(row: QueueStats, limits: dict[str, LimitStats], patterns: list[str]) -
 
 
 @click.command()
-@json_option
 @store_options
 def queues(mill: Tidemill, as_json: bool) -> None:
     """List queues with their numbers of jobs.
@@ -104,7 +103,6 @@ def queues(mill: Tidemill, as_json: bool) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
-@json_option
 @store_options
 def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Pause queues: no job starts.
@@ -116,7 +114,6 @@ def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE…")
-@json_option
 @store_options
 def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Resume paused queues: their jobs start again."""
@@ -140,7 +137,6 @@ def _set_paused(mill: Tidemill, names: tuple[str, ...], paused: bool, as_json: b
 @click.command(name="delete-queue")
 @click.argument("queue")
 @click.option("--force", is_flag=True, help="Delete its jobs, too, including finished jobs.")
-@json_option
 @store_options
 def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None:
     """Delete a queue with its counters, settings and bindings.
@@ -161,7 +157,6 @@ def delete_queue(mill: Tidemill, queue: str, force: bool, as_json: bool) -> None
 @click.argument("queue")
 @click.option("--now", is_flag=True, help="Delete the jobs for good; keep nothing to restore.")
 @click.option("--yes", is_flag=True, help="Purge without asking for the queue's name.")
-@json_option
 @store_options
 def purge(mill: Tidemill, queue: str, now: bool, yes: bool, as_json: bool) -> None:
     """Delete jobs of a queue that are neither running nor finished.
@@ -198,7 +193,6 @@ def _way_back(queue: str, purged: kept.Purged) -> str:
 
 @click.command()
 @click.argument("queue")
-@json_option
 @store_options
 def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
     """List the purges of a queue that can be restored.
@@ -216,7 +210,6 @@ def purges(mill: Tidemill, queue: str, as_json: bool) -> None:
 @click.command()
 @click.argument("queue")
 @click.argument("purge", default="")
-@json_option
 @store_options
 def restore(mill: Tidemill, queue: str, purge: str, as_json: bool) -> None:
     """Bring back the jobs of the latest purge, or of the given one.

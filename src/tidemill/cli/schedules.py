@@ -14,6 +14,7 @@ from tidemill.app import Tidemill
 from tidemill.cli import console
 from tidemill.cli.connect import (
     app_option,
+    app_with,
     audit,
     json_option,
     open_mill,
@@ -22,6 +23,7 @@ from tidemill.cli.connect import (
 )
 from tidemill.cli.enqueue import argument, keyword
 from tidemill.core.clock import clock
+from tidemill.core.config import number_or_text
 from tidemill.errors import InvalidOption
 from tidemill.schedules.declare import Schedule
 from tidemill.schedules.parse import When
@@ -40,7 +42,6 @@ def schedule() -> None:
 
 
 @schedule.command("list")
-@json_option
 @store_options
 def list_(mill: Tidemill, as_json: bool) -> None:
     """List schedules; with --app, mark schedules whose task the app does not have."""
@@ -90,13 +91,6 @@ def _moment_of(text: str) -> Any:
         raise InvalidOption(f"{text!r} is no time; write a time as 2027-01-31T09:00") from None
 
 
-def _every_of(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def when_options(function: Verb) -> Verb:
     """Give a verb the options of a time rule. The verb gets the given options as ``when``."""
 
@@ -115,7 +109,7 @@ def when_options(function: Verb) -> Verb:
         names = ("cron", "every", "at", "zone", "start", "end")
         when = {name: value for name in names if (value := options.pop(name)) is not None}
         if "every" in when:
-            when["every"] = _every_of(when["every"])
+            when["every"] = number_or_text(when["every"])
         moments = [name for name in ("at", "start", "end") if name in when]
         for name in moments:
             when[name] = _moment_of(when[name])
@@ -185,13 +179,7 @@ def _preview(when: When, count: int) -> list[dt.datetime]:
 @click.option("--priority", type=float, help="From -100 to 100; higher starts first.")
 @click.option("--key", help="A key; only one unfinished job may have it, so jobs do not overlap.")
 @click.option("--url", metavar="URL", help="The URL of the store, instead of an app.")
-@click.option(
-    "--app",
-    envvar="TIDEMILL_APP",
-    show_envvar=True,
-    metavar="MODULE:VAR",
-    help="The app with the task.",
-)
+@app_with("The app with the task.")
 @json_option
 def add(
     name: str,
@@ -246,7 +234,6 @@ def _known(mill: Tidemill, names: tuple[str, ...]) -> tuple[str, ...]:
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@json_option
 @store_options
 def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Pause schedules: they do not fire until they are resumed."""
@@ -259,7 +246,6 @@ def pause(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@json_option
 @store_options
 def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Resume paused schedules from now on."""
@@ -272,7 +258,6 @@ def resume(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@json_option
 @store_options
 def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
     """Remove schedules; a schedule in code comes back when a worker with that code starts."""
@@ -289,7 +274,6 @@ def remove(mill: Tidemill, names: tuple[str, ...], as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
-@json_option
 @store_options
 def run(mill: Tidemill, name: str, as_json: bool) -> None:
     """Enqueue a schedule's job now, in addition to its times, and print the job's id."""

@@ -6,7 +6,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options
+from tidemill.cli.connect import store_options
 from tidemill.cli.enqueue import argument
 from tidemill.core.suggest import hint
 from tidemill.errors import TidemillError
@@ -15,7 +15,6 @@ from tidemill.errors import TidemillError
 @click.command()
 @click.argument("queue")
 @click.argument("pattern")
-@json_option
 @store_options
 def bind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
     """Bind QUEUE to topics.
@@ -32,7 +31,6 @@ def bind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
 @click.command()
 @click.argument("queue")
 @click.argument("pattern")
-@json_option
 @store_options
 def unbind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
     """Delete the binding of QUEUE to PATTERN.
@@ -50,7 +48,6 @@ def unbind(mill: Tidemill, queue: str, pattern: str, as_json: bool) -> None:
 @click.argument("topic")
 @click.argument("body")
 @click.option("--mandatory", is_flag=True, help="Fail when no queue is bound to TOPIC.")
-@json_option
 @store_options
 def publish(mill: Tidemill, topic: str, body: str, mandatory: bool, as_json: bool) -> None:
     """Put a copy of BODY into each queue that is bound to TOPIC.

@@ -91,7 +91,6 @@ def _limit(folder: Path) -> float | None:
 @click.option(
     "--order",
     type=click.Choice([str(m) for m in Mode]),
-    default=None,
     help="The order of several queues: strict (default with -Q), fair (default without) or merged.",
 )
 @click.option("--burst", is_flag=True, help="End when no job is ready any more.")

@@ -9,7 +9,7 @@ import click
 
 from tidemill.app import Tidemill
 from tidemill.cli import console
-from tidemill.cli.connect import json_option, store_options, with_default
+from tidemill.cli.connect import store_options, with_default
 from tidemill.client.worker_reports import (
     LONGEST,
     MOST_HERTZ,
@@ -30,7 +30,6 @@ def workers() -> None:
 
 
 @workers.command(name="list")
-@json_option
 @store_options
 def list_(mill: Tidemill, as_json: bool) -> None:
     """List workers and consumers that are alive."""
@@ -57,7 +56,6 @@ def owner_row(owner: Owner) -> tuple[object, ...]:
 
 @workers.command()
 @click.argument("worker", required=False, default="")
-@json_option
 @store_options
 def dump(mill: Tidemill, worker: str, as_json: bool) -> None:
     """Print the stacks of all threads of a worker, also of a worker on another machine.
@@ -88,11 +86,9 @@ _TOP = 20  # functions of the table
     "-o",
     "--output",
     type=click.Path(dir_okay=False, writable=True),
-    default=None,
     metavar="FILE",
     help="Write a flame graph (FILE.html), or collapsed stacks for other tools (any other name).",
 )
-@json_option
 @store_options
 def profile(
     mill: Tidemill, worker: str, seconds: float, hertz: float, output: str | None, as_json: bool

@@ -76,6 +76,14 @@ def check_seconds(field: str, value: object) -> float:
     return float(value)
 
 
+def number_or_text(text: str) -> float | str:
+    """The number that a text is; else the text itself."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def count_and_unit(text: str) -> tuple[str, str]:
     """The number and the unit of a text such as ``5 minutes`` or ``day``; either may be empty."""
     found = _STEP.fullmatch(text)

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from tidemill.app import Tidemill
-from tidemill.cli.connect import store_options, with_default
+from tidemill.cli.connect import open_options, with_default
 from tidemill.cli.top.snapshot import Meter, take
 
 _FIRST = 1.0  # the most seconds between the two reads of ``--once`` on a store without history
@@ -28,7 +28,7 @@ _FIRST = 1.0  # the most seconds between the two reads of ``--once`` on a store 
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on one line for each look."
 )
-@store_options
+@open_options
 def top(mill: Tidemill, interval: float, once: bool, as_json: bool) -> None:
     """Show queues, rates, running jobs and workers as they change.
 
