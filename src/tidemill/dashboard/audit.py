@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.responses import Response
 
@@ -21,28 +19,24 @@ _PAGE = 100
 @routes.get("/audit")
 def index(page: Page) -> Response:
     """Actions of users, newest first; a page ends with a link to older actions."""
-    values: dict[str, Any] = {
-        "title": "Audit",
-        "section": "/audit",
-        "knows": page.has(Feature.HISTORY),
-    }
-    if not values["knows"]:
-        return page.render(
-            "audit.html", rows=[], more="", who="", what="", filtered=False, **values
-        )
+    knows = page.has(Feature.HISTORY)
     before = _time(page.request.arg("before"))
     who, what = page.request.arg("who").strip(), page.request.arg("what").strip()
-    found = notes(page.mill.broker, clock.wall() - KEPT, before)
+    found = notes(page.mill.broker, clock.wall() - KEPT, before) if knows else []
     found = [
         note
         for note in (_shown(page, note) for note in found)
         if who.lower() in note.who.lower() and what.lower() in f"{note.what} {note.target}".lower()
     ]
-    rows = found[:_PAGE]
-    more = f"{rows[-1].at - 1e-6:.6f}" if len(found) > _PAGE else ""
-    filtered = bool(who or what or page.request.arg("before"))
     return page.render(
-        "audit.html", rows=rows, more=more, who=who, what=what, filtered=filtered, **values
+        "audit.html",
+        title="Audit",
+        knows=knows,
+        rows=found[:_PAGE],
+        more=f"{found[_PAGE - 1].at - 1e-6:.6f}" if len(found) > _PAGE else "",
+        who=who,
+        what=what,
+        filtered=bool(who or what or page.request.arg("before")),
     )
 
 

@@ -394,7 +394,6 @@ def bulk_list(page: Page) -> Response:
     return page.render(
         "bulk.html",
         title="Bulk operations",
-        section="/bulk",
         operations=found,
         titles=_TITLES,
         every=1 if any(each.state == "running" for each in found) else 10,
@@ -408,7 +407,6 @@ def preview(page: Page) -> Response:
     return page.render(
         "bulk_new.html",
         title=_TITLES[action],
-        section="/bulk",
         still=True,
         name=action,
         action=ACTIONS[action],
@@ -447,7 +445,6 @@ def show(page: Page, bulk_id: str) -> Response:
     return page.render(
         "bulk_one.html",
         title=_TITLES[one.action],
-        section="/bulk",
         one=one,
         every=1 if one.state == "running" else 10,
     )

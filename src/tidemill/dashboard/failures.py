@@ -59,7 +59,6 @@ def failed(page: Page) -> Response:
     return page.render(
         "failures.html",
         title="Failed",
-        section="/failed",
         windows=WINDOWS,
         over=over,
         rows=[row for row in rows if not row.muted][:_SHOWN],
@@ -69,7 +68,6 @@ def failed(page: Page) -> Response:
         kept_exact=kept.is_exact,
         latest=latest_release(page),
         only_new=only_new,
-        has_history=page.has(Feature.HISTORY),
         first=RETRY_FIRST,
     )
 

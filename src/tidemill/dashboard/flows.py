@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import graphlib
 import statistics
 from collections.abc import Container, Sequence
@@ -67,7 +66,6 @@ def flows(page: Page) -> Response:
     return page.render(
         "flows.html",
         title="Flows",
-        section="/flows",
         listed=listed,
         stopped=stopped,
         rows=[(row, firsts[row.envelope.id], *_progress(page.mill, row)) for row in rows],
@@ -130,7 +128,6 @@ def flow(page: Page, flow_id: str) -> Response:
     return page.render(
         "flow.html",
         title=f"Flow {root}",
-        section="/flows",
         root=root,
         graph=drawn(folded([_node(record) for record in records])),
         box=BOX,
@@ -298,13 +295,9 @@ def layers_of(nodes: Sequence[FlowNode]) -> list[list[FlowNode]]:
             for node in layer
             if (found := [place[name] for name in before[node.id] if name in place])
         }
-        layer.sort(key=functools.partial(_middle, middles))
+        layer.sort(key=lambda node: middles.get(node.id, 0.0))
         place.update({node.id: n - len(layer) / 2 for n, node in enumerate(layer)})
     return layers
-
-
-def _middle(middles: dict[str, float], node: FlowNode) -> float:
-    return middles.get(node.id, 0.0)
 
 
 class Drawn(NamedTuple):

@@ -60,12 +60,12 @@ def _record(page: Page, job_id: str) -> Record:
 def job(page: Page, job_id: str) -> Response:
     record = _record(page, job_id)
     values = facts(page, record)
+    same = Filter(task=record.envelope.task, queue=record.envelope.queue)
     return page.render(
         "job.html",
         title=f"{record.envelope.task or 'Message'} {job_id}",
-        section="/jobs",
         every=2 if not record.state.finished else 30,
-        others=other_runs(page.mill, record),
+        others=latest_jobs(page.mill, same, without=job_id),  # other runs
         actions=ACTIONS,
         **values,
     )
@@ -178,7 +178,6 @@ def _form(page: Page, record: Record, text: str, problem: str, **given: str) -> 
         "job_edit.html",
         400 if given and problem else 200,
         title=f"Edit {envelope.id}",
-        section="/jobs",
         still=True,
         envelope=envelope,
         text=text,
@@ -419,13 +418,6 @@ def whole_of(mill: Tidemill, record: Record) -> Record | None:
         if found is not None:
             return found
     return record if record.envelope.task == GROUP else None
-
-
-def other_runs(mill: Tidemill, record: Record) -> Listed:
-    """The latest other jobs of the same task, or of the queue of a message."""
-    envelope = record.envelope
-    what = Filter(task=envelope.task, queue=envelope.queue)
-    return latest_jobs(mill, what, without=envelope.id)
 
 
 def latest_jobs(mill: Tidemill, what: Filter, without: str = "") -> Listed:

@@ -83,7 +83,6 @@ def jobs(page: Page) -> Response:
     return page.render(
         "jobs.html",
         title="Jobs",
-        section="/jobs",
         text=text,
         query=query,
         error=error,
@@ -344,7 +343,6 @@ def alter_form(
     return page.render(
         "jobs_alter.html",
         title="Change queue or priority",
-        section="/jobs",
         still=True,
         where=where,
         ids=ids,

@@ -40,9 +40,7 @@ class Row(NamedTuple):
 def limits(page: Page) -> Response:
     stats = with_limits(page.mill.broker, "the page of limits").limits()
     running = _running(page)
-    return page.render(
-        "limits.html", title="Limits", section="/limits", rows=[_row(one, running) for one in stats]
-    )
+    return page.render("limits.html", title="Limits", rows=[_row(one, running) for one in stats])
 
 
 def _running(page: Page) -> list[Record]:
@@ -98,7 +96,6 @@ def _form(page: Page, one: LimitStats, values: dict[str, str], problem: str = ""
         "limit_edit.html",
         400 if problem else 200,
         title=f"Limit {one.name}",
-        section="/limits",
         still=True,
         one=one,
         values=values,

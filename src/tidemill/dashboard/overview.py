@@ -64,7 +64,6 @@ def overview(page: Page) -> Response:
     return page.render(
         "overview.html",
         title="Overview",
-        section="/",
         over=over,
         windows=WINDOWS,
         problems=problems(page),
@@ -76,8 +75,6 @@ def overview(page: Page) -> Response:
         first=RETRY_FIRST,
         busiest=by_task[:_MOST_TASKS],
         queues=queues[:_MOST_TASKS],
-        knows=page.has(Feature.INSPECT),
-        has_history=page.has(Feature.HISTORY),
     )
 
 

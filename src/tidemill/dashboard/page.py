@@ -154,7 +154,11 @@ class Page:
     # -- answers -----------------------------------------------------------------------------------
 
     def render(self, template: str, /, status: int = 200, **values: Any) -> Response:
-        """A page from a template. The frame of the page shows ``title`` and ``section``."""
+        """A page from a template. The frame of the page shows ``title`` and ``section``.
+
+        ``section`` is a link of the navigation: by default the first part of the path.
+        """
+        values.setdefault("section", f"/{self.request.path[1:].partition('/')[0]}")
         text = _TEMPLATES.get_template(template).render(
             page=self,
             url=self.url,

@@ -87,16 +87,12 @@ def index(page: Page) -> Response:
     return page.render(
         "queues.html",
         title="Queues",
-        section="/queues",
         rows=_rows(page, found[:_MOST_SHOWN]),
         text=text,
         sort=sort,
         matching=len(found),
         unpaused=sum(not row.paused for row in page.look.queues),
         paused=sum(row.paused for row in page.look.queues),
-        has_history=page.has(Feature.HISTORY),
-        knows=page.has(Feature.INSPECT),
-        pauses=page.has(Feature.PAUSE),
     )
 
 
@@ -109,7 +105,6 @@ def show(page: Page, name: str) -> Response:
     return page.render(
         "queue.html",
         title=f"Queue {name}",
-        section="/queues",
         row=row,
         limit=limit,
         limit_text=terms_text(limit.terms) if limit else "",
@@ -118,11 +113,6 @@ def show(page: Page, name: str) -> Response:
         windows=WINDOWS,
         charts=_charts(page, name),
         command=worker_command(page, name),
-        knows=page.has(Feature.INSPECT),
-        limits=page.has(Feature.LIMITS),
-        pauses=page.has(Feature.PAUSE),
-        bounds=page.has(Feature.MAX_SIZE),
-        has_history=page.has(Feature.HISTORY),
         purgeable=stats.size - stats.running,
         purges=list_purges(page.mill.broker, name)[:_PURGES_SHOWN],
     )

@@ -11,6 +11,7 @@ from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.inspection import Filter
 from tidemill.client.compositions import records_of
 from tidemill.core.clock import clock
+from tidemill.core.config import number_or_text
 from tidemill.dashboard.job_search import LOOK, Listed
 from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
@@ -41,7 +42,6 @@ def schedules(page: Page) -> Response:
     return page.render(
         "schedules.html",
         title="Schedules",
-        section="/schedules",
         rows=[
             (one, words_of(one.when), state_of(one), last.get(one.last_job or "")) for one in found
         ],
@@ -64,7 +64,6 @@ def _page(page: Page, name: str, problem: str = "", **given: str) -> Response:
         "schedule.html",
         400 if problem else 200,
         title=name,
-        section="/schedules",
         one=one,
         words=words_of(one.when),
         state=state_of(one),
@@ -175,7 +174,7 @@ def _when(values: dict[str, str]) -> When:
     if kind == "cron":
         return When(cron=text, **given)
     if kind == "every":
-        return When(every=_seconds(text), **given)
+        return When(every=number_or_text(text), **given)
     if kind == "at":
         try:
             moment = dt.datetime.fromisoformat(text)
@@ -183,10 +182,3 @@ def _when(values: dict[str, str]) -> When:
             raise InvalidOption(f"{text[:40]!r} is no time; write 2027-01-31T09:00") from None
         return When(at=moment, **(given or {"zone": "UTC"}))
     raise InvalidOption("choose cron, every or at")
-
-
-def _seconds(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -76,7 +76,6 @@ def settings(page: Page) -> Response:
     return page.render(
         "settings.html",
         title="Settings",
-        section="/settings",
         facts=facts,
         versions=versions,
         features=features,
@@ -116,4 +115,4 @@ KEYS = (
 
 @routes.get("/help")
 def help_(page: Page) -> Response:
-    return page.render("help.html", title="Help", section="/help", keys=KEYS, still=True)
+    return page.render("help.html", title="Help", keys=KEYS, still=True)

@@ -65,12 +65,10 @@ def tasks(page: Page) -> Response:
     return page.render(
         "tasks.html",
         title="Tasks",
-        section="/tasks",
         windows=WINDOWS,
         over=over,
         rows=known,
         idle=sorted(name for name in list(page.mill.tasks) if name not in ran),
-        has_history=page.has(Feature.HISTORY),
     )
 
 
@@ -87,7 +85,6 @@ def task(page: Page, task: str) -> Response:
     return page.render(
         "task.html",
         title=task,
-        section="/tasks",
         windows=WINDOWS,
         over=over,
         name=task,
@@ -101,7 +98,6 @@ def task(page: Page, task: str) -> Response:
         wait_bins=bins_of(whole[0].wait) if whole else [],
         failures=failures(page, over, task),
         latest=latest,
-        has_history=page.has(Feature.HISTORY),
     )
 
 

@@ -70,7 +70,7 @@ def index(page: Page) -> Response:
     if not page.has(Feature.INSPECT):
         nothing: dict[str, Any] = {"hosts": {}, "consumers": [], "queue": "", "command": ""}
         nothing |= {"slots": 0, "busy": 0, "fetched": 0, "count": 0, "knows": False}
-        return page.render("workers.html", title="Workers", section="/workers", **nothing)
+        return page.render("workers.html", title="Workers", **nothing)
     queue = page.request.arg("queue")
     owners = page.look.serving(queue) if queue else page.look.workers
     held = _held(page)
@@ -83,7 +83,6 @@ def index(page: Page) -> Response:
     return page.render(
         "workers.html",
         title="Workers",
-        section="/workers",
         hosts=hosts,
         knows=True,
         consumers=[owner for owner in page.look.owners if owner.kind != "worker"],
@@ -94,7 +93,6 @@ def index(page: Page) -> Response:
         fetched=sum(row.fetched for row in rows),
         count=len(rows),
         now=clock.wall(),
-        has_reports=page.has(Feature.HISTORY),
         every=2,
     )
 
@@ -147,7 +145,7 @@ def dump(page: Page, owner_id: str) -> Response:
     page.audit("looked at the stacks of worker", owner.name)
     title = f"Stacks of {owner.name}"
     values: dict[str, Any] = {"report": report, "at": clock.wall(), "still": True}
-    return page.render("stacks.html", title=title, section="/workers", **values)
+    return page.render("stacks.html", title=title, **values)
 
 
 @routes.post("/workers/{owner_id}/profile", role=Role.ADMIN)
