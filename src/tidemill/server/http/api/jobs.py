@@ -110,10 +110,10 @@ async def put_job_by_id(call: Call, job_id: str, body: schemas.JobIn) -> schemas
     return placed(call, put)
 
 
-def placed(call: Call, put: Put) -> schemas.Placed:
+def placed(call: Call, put: Put | Job[Any]) -> schemas.Placed:
     if put.placed != "created":
         call.status = 200
-    return schemas.Placed(put.id, put.placed.value)
+    return schemas.Placed(put.id, str(put.placed))  # type: ignore[arg-type]  # one of the literals
 
 
 def _digest(envelope: Envelope) -> bytes:

@@ -17,22 +17,8 @@ from tidemill.server.http.bodies import bytes_of
 from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.problems import Problem
 from tidemill.server.http.receipts import Receipt
+from tidemill.server.http.schemas import reservations as schemas
 from tidemill.server.http.schemas.jobs import Done
-from tidemill.server.http.schemas.reservations import (
-    BuryIn,
-    BuryMany,
-    CompleteIn,
-    CompleteMany,
-    FailIn,
-    HeartbeatIn,
-    HeartbeatOut,
-    Receipts,
-    ReleaseIn,
-    ReleaseMany,
-    StoppedIn,
-    TouchIn,
-    TouchMany,
-)
 
 T = TypeVar("T")
 
@@ -79,7 +65,7 @@ async def ack(call: Call, receipt: str) -> None:
     await _settle(call, call.parse(receipt), Outcome.SUCCESS)
 
 
-async def release(call: Call, receipt: str, body: ReleaseIn) -> None:
+async def release(call: Call, receipt: str, body: schemas.ReleaseIn) -> None:
     """Release a job back into its queue. With an error the attempt counts."""
     it = call.parse(receipt)
     if body.error is None:
@@ -89,12 +75,12 @@ async def release(call: Call, receipt: str, body: ReleaseIn) -> None:
     await _settle(call, it, Outcome.RETRY, delay=delay, error=body.error)
 
 
-async def bury(call: Call, receipt: str, body: BuryIn) -> None:
+async def bury(call: Call, receipt: str, body: schemas.BuryIn) -> None:
     """Bury a job: it fails, and is kept until somebody inspects and retries it."""
     await _settle(call, call.parse(receipt), Outcome.FAIL, error=body.reason)
 
 
-async def touch(call: Call, receipt: str, body: TouchIn) -> None:
+async def touch(call: Call, receipt: str, body: schemas.TouchIn) -> None:
     """Touch a job: its ttr starts again, or a new ttr starts."""
     if not await call.backend.touch(call.parse(receipt), body.ttr or 0.0):
         raise _lost()
@@ -103,12 +89,12 @@ async def touch(call: Call, receipt: str, body: TouchIn) -> None:
 # -- many -----------------------------------------------------------------------------------------
 
 
-async def ack_many(call: Call, body: Receipts) -> Done:
+async def ack_many(call: Call, body: schemas.Receipts) -> Done:
     """Acknowledge many jobs. True also for jobs acknowledged before; false for lost jobs."""
     return await _each(body.receipts, lambda receipt: ack(call, receipt))
 
 
-async def complete_many(call: Call, body: CompleteMany) -> Done:
+async def complete_many(call: Call, body: schemas.CompleteMany) -> Done:
     """Complete many tasks, each with its result.
 
     True also for tasks completed before; false for lost tasks, and for receipts of messages. If a
@@ -120,20 +106,24 @@ async def complete_many(call: Call, body: CompleteMany) -> Done:
     return await _each(zip(done, results, strict=True), lambda one: _complete(call, one[0], one[1]))
 
 
-async def release_many(call: Call, body: ReleaseMany) -> Done:
+async def release_many(call: Call, body: schemas.ReleaseMany) -> Done:
     """Release many jobs. With an error each attempt counts."""
-    how = ReleaseIn(body.delay, body.error)
+    how = schemas.ReleaseIn(body.delay, body.error)
     return await _each(body.receipts, lambda receipt: release(call, receipt, how))
 
 
-async def bury_many(call: Call, body: BuryMany) -> Done:
+async def bury_many(call: Call, body: schemas.BuryMany) -> Done:
     """Bury many jobs."""
-    return await _each(body.receipts, lambda receipt: bury(call, receipt, BuryIn(body.reason)))
+    return await _each(
+        body.receipts, lambda receipt: bury(call, receipt, schemas.BuryIn(body.reason))
+    )
 
 
-async def touch_many(call: Call, body: TouchMany) -> Done:
+async def touch_many(call: Call, body: schemas.TouchMany) -> Done:
     """Touch many jobs. False for jobs that were lost or are settled."""
-    return await _each(body.receipts, lambda receipt: touch(call, receipt, TouchIn(body.ttr)))
+    return await _each(
+        body.receipts, lambda receipt: touch(call, receipt, schemas.TouchIn(body.ttr))
+    )
 
 
 async def _each(items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> Done:
@@ -152,7 +142,7 @@ async def _each(items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> Done
 # -- tasks ----------------------------------------------------------------------------------------
 
 
-async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut:
+async def heartbeat(call: Call, receipt: str, body: schemas.HeartbeatIn) -> schemas.HeartbeatOut:
     """Extend the ttr of a task, and report its progress.
 
     The answer says whether the worker must stop. A job beyond its timeout gets no more time. The
@@ -166,16 +156,16 @@ async def heartbeat(call: Call, receipt: str, body: HeartbeatIn) -> HeartbeatOut
     if late:
         if record.state is not State.RUNNING:
             raise _lost()
-        return HeartbeatOut("timeout")
+        return schemas.HeartbeatOut("timeout")
     notes = [Note(it.token, line=_line(line), time=now) for line in body.log]
     if body.progress is not None:
         notes.append(Note(it.token, body.progress, body.total, text=_line(body.text)))
     if not await call.backend.touch(it, body.ttr or 0.0, notes):
         raise _lost()
-    return HeartbeatOut("cancelled" if record.cancelling else None)
+    return schemas.HeartbeatOut("cancelled" if record.cancelling else None)
 
 
-async def complete(call: Call, receipt: str, body: CompleteIn) -> None:
+async def complete(call: Call, receipt: str, body: schemas.CompleteIn) -> None:
     """Complete a task with its result.
 
     The request can be repeated when its answer was lost. The receipt of a message is refused.
@@ -189,7 +179,7 @@ async def _complete(call: Call, receipt: str, result: bytes) -> None:
     await _settle(call, _task(call, receipt), Outcome.SUCCESS, result=result)
 
 
-def _packed(body: CompleteIn) -> bytes:
+def _packed(body: schemas.CompleteIn) -> bytes:
     value = body.result if body.encoding == "json" else bytes_of("result", body.result)
     try:
         return pack_result(value)
@@ -197,7 +187,7 @@ def _packed(body: CompleteIn) -> bytes:
         raise InvalidOption(f"result: {error}") from None
 
 
-async def fail(call: Call, receipt: str, body: FailIn) -> None:
+async def fail(call: Call, receipt: str, body: schemas.FailIn) -> None:
     """Fail an attempt of a task: the attempt counts, and the task runs again after its backoff.
 
     Without ``retry``, or after the last attempt, the job has failed. The receipt of a message is
@@ -211,7 +201,7 @@ async def fail(call: Call, receipt: str, body: FailIn) -> None:
     await _settle(call, it, outcome, delay=delay, **texts)
 
 
-async def stopped(call: Call, receipt: str, body: StoppedIn) -> None:
+async def stopped(call: Call, receipt: str, body: schemas.StoppedIn) -> None:
     """Report that the worker has stopped a cancelled task. The receipt of a message is refused."""
     await _settle(call, _task(call, receipt), Outcome.CANCELLED, error=body.reason)
 

@@ -9,6 +9,7 @@ from tidemill.core.job import HIDDEN
 from tidemill.errors import InvalidOption, ScheduleExists
 from tidemill.schedules.declare import Schedule, matches
 from tidemill.schedules.parse import OPTIONS
+from tidemill.server.http.api.jobs import placed
 from tidemill.server.http.endpoints import Call, Endpoint
 from tidemill.server.http.schemas.jobs import Placed
 from tidemill.server.http.schemas.system import ScheduleIn, ScheduleOut, Schedules
@@ -72,10 +73,7 @@ async def resume_schedule(call: Call, name: str) -> ScheduleOut:
 
 async def run_schedule(call: Call, name: str) -> Placed:
     """Put a job of a schedule now, in addition to its times."""
-    job = await call.backend.mill.schedules.arun(name)
-    if job.placed != "created":
-        call.status = 200
-    return Placed(job.id, str(job.placed))  # type: ignore[arg-type]  # one of the literals
+    return placed(call, await call.backend.mill.schedules.arun(name))
 
 
 async def delete_schedule(call: Call, name: str) -> None:
