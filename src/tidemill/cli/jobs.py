@@ -17,7 +17,7 @@ from tidemill.client.compositions import size_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
 from tidemill.client.queues import no_such_queue
 from tidemill.core.clock import short_id
-from tidemill.core.envelope import Planned, priority_of
+from tidemill.core.envelope import priority_of
 from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State
 from tidemill.core.suggest import hint
 from tidemill.doctor import words
@@ -165,11 +165,9 @@ def job_lines(mill: Tidemill, id: str) -> list[str]:
 
 def _read(mill: Tidemill, text: str) -> Record:
     """The record of a job. Some brokers show failed jobs only."""
-    return mill.job(whole_id(mill, text)).refresh() if _inspects(mill) else failed_job(mill, text)
-
-
-def _inspects(mill: Tidemill) -> bool:
-    return Feature.INSPECT in mill.broker.features
+    if Feature.INSPECT not in mill.broker.features:
+        return failed_job(mill, text)
+    return mill.job(whole_id(mill, text)).refresh()
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
@@ -182,7 +180,10 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("queue", f"{e.queue}, priority {priority_of(record.rank):g}"),
         ("attempts", _attempts(record)),
         ("losses", f"{record.losses} (its worker vanished)" if record.losses else ""),
-        ("schedule", f"{e.planned.schedule}, for {_moment(e.planned)}" if e.planned else ""),
+        (
+            "schedule",
+            f"{e.planned.schedule}, for {console.clock(e.planned.time)}" if e.planned else "",
+        ),
         ("timeout", f"{e.timeout:g} s" if e.timeout else ""),
         ("ttr", _ttr(record)),
         ("key", e.key),
@@ -229,10 +230,6 @@ def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
         return [("members", f"{text} {record.envelope.id}")]
     failed = f", {record.failures:,} of them without success" if record.failures else ""
     return [("members", f"{members['ended']:,} of {members['count']:,} have ended{failed}")]
-
-
-def _moment(planned: Planned) -> str:
-    return console.clock(planned.time)
 
 
 def _print_trail(out: Console, record: Record) -> None:

@@ -97,9 +97,5 @@ def _left(moved: Moved, source: str) -> Iterator[str]:
         names = ", ".join(moved.stayed_schedules[:_SHOWN])
         yield f"schedules stayed, because TO has their names: {names}"
     if moved.stayed:
-        names = _some(moved.stayed)
+        names = ", ".join(moved.stayed[:_SHOWN]) + (" …" if len(moved.stayed) > _SHOWN else "")
         yield f"{counted(len(moved.stayed), 'job')} stayed, because TO has their id or key: {names}"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")

@@ -205,14 +205,10 @@ def _watching(mill: Tidemill, rules: str | None) -> Iterator[None]:
 
 
 def _mill(where: str | None) -> Tidemill:
-    mill = Tidemill(where) if _is_url(where) else load_app(where or "")
+    mill = Tidemill(where) if where is None or "://" in where else load_app(where)
     if mill.sync:
         raise FeatureMissing("the app has sync=True: it stores no jobs that could be served")
     return mill
-
-
-def _is_url(where: str | None) -> bool:
-    return where is None or "://" in where
 
 
 # -- tokens --------------------------------------------------------------------------------------

@@ -231,15 +231,12 @@ def parse_url(text: str) -> Url:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise InvalidOption(f"the part after ? in url {text!r} is not name=value&…") from None
-    return Url(text, scheme.lower(), _unquoted(rest), dict(pairs))
+    path = os.fsdecode(urllib.parse.unquote_to_bytes(rest))
+    return Url(text, scheme.lower(), path, dict(pairs))
 
 
 def lmdb_url(folder: str | Path) -> str:
     return f"lmdb://{urllib.parse.quote(os.fsencode(folder))}"
-
-
-def _unquoted(path: str) -> str:
-    return os.fsdecode(urllib.parse.unquote_to_bytes(path))
 
 
 def url_from_environment() -> str | None:

@@ -414,7 +414,6 @@ def preview(page: Page) -> Response:
         survey=survey(page.mill, query, 5.0 if page.request.arg("count") else _PATIENCE),
         rates=RATES,
         first=page.request.arg("first"),
-        queues=[row.name for row in page.look.queues],
     )
 
 

@@ -183,7 +183,6 @@ def _form(page: Page, record: Record, text: str, problem: str, **given: str) -> 
         text=text,
         problem=problem,
         values=values,
-        queues=[row.name for row in page.look.queues],
     )
 
 

@@ -348,6 +348,5 @@ def alter_form(
         ids=ids,
         record=record,
         priority=priority_of(record.rank) if record is not None else None,
-        queues=[row.name for row in page.look.queues],
         back=page.request.field("back") or page.request.root + "/jobs",
     )

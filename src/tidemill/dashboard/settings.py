@@ -80,7 +80,6 @@ def settings(page: Page) -> Response:
         versions=versions,
         features=features,
         you=you,
-        url_text=page.mill.broker.url,
     )
 
 

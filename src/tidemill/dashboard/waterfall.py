@@ -100,7 +100,7 @@ def _before(record: Record, known: Known) -> Iterator[Span]:
         return
     due = max(at + envelope.delay if envelope.delay else 0.0, envelope.at)
     if record.state is State.SCHEDULED and not record.attempts:
-        yield _scheduled(record, at, first)
+        yield Span("delay", at, max(record.due, first), "not due", record.error, is_open=True)
     elif due > at:
         end = min(due, first)
         yield Span("delay", at, end, "not due", "it was put to start later")
@@ -135,10 +135,6 @@ def _for_jobs(record: Record, known: Known, at: float, first: float, is_over: bo
     if not links.inputs and not known.parents:
         text = "the store did not find the jobs before it"
     return Span("jobs", at, first, f"{label}, then to start", text, known=False)
-
-
-def _scheduled(record: Record, at: float, now: float) -> Span:
-    return Span("delay", at, max(record.due, now), "not due", record.error, is_open=True)
 
 
 def _for_start(

@@ -123,7 +123,8 @@ class DeclaredSchedules:
         new = _checked(name, call), when_of(when, options)
         self._runtime.features.need_if_known(Feature.SCHEDULES, "a schedule")
         before = self._declared.get(name)
-        if before is not None and not _is_same(before, new) and not _is_prompt():
+        is_prompt = hasattr(sys, "ps1")  # or a notebook: people often repeat and change there
+        if before is not None and not _is_same(before, new) and not is_prompt:
             raise InvalidOption(
                 f"schedule {name!r} is declared twice, as {_in_words(before)} and as "
                 f"{_in_words(new)}; give one another name"
@@ -394,11 +395,6 @@ def _is_same(one: _Declared, other: _Declared) -> bool:
     return (call.task, call.args, call.kwargs, call.options, when) == (
         *(call2.task, call2.args, call2.kwargs, call2.options, when2),
     )
-
-
-def _is_prompt() -> bool:
-    """True in a notebook or at a prompt, where people often repeat and change a declaration."""
-    return hasattr(sys, "ps1")
 
 
 def _in_words(declared: _Declared) -> str:

@@ -7,7 +7,7 @@ import datetime as dt
 import math
 import zoneinfo
 from collections.abc import Iterator
-from typing import Any, TypedDict, TypeGuard
+from typing import Any, TypedDict
 
 import msgspec
 from cronsim import CronSim, CronSimError
@@ -101,7 +101,7 @@ class When:
             raise InvalidOption(f"a schedule takes one of cron=, every= and at=, {advice}")
         tz = _zone(zone, start)
         local = cron is not None or isinstance(every, str)
-        if local and tz is None and _is_foreign(start):
+        if local and tz is None and isinstance(start, dt.datetime) and start.utcoffset():
             raise InvalidOption(
                 "zone must be named, as zone='Europe/Berlin': start has the fixed offset "
                 f"{start.tzname()}, which does not follow daylight-saving time"
@@ -186,11 +186,6 @@ def _zone(zone: object, start: object) -> zoneinfo.ZoneInfo | None:
     raise InvalidOption(
         f"zone {zone!r} is no time zone of this machine; write a name as 'Europe/Berlin'"
     )
-
-
-def _is_foreign(start: object) -> TypeGuard[dt.datetime]:
-    """True when a datetime without a named zone has an offset from UTC."""
-    return isinstance(start, dt.datetime) and bool(start.utcoffset())
 
 
 def _moment(field: str, value: Any, tz: zoneinfo.ZoneInfo | None) -> float:

@@ -86,7 +86,7 @@ def check_url(url: Url) -> Address:
     """Read an ``http://`` or ``https://`` URL. Raises InvalidOption."""
     options = url.options
     check_known(f"an {url.scheme}:// url", options, _OPTIONS)
-    shown = _masked(url.text)
+    shown = re.sub(r"(://)[^/?#]*@", r"\1***@", url.text)
     try:
         parts = urllib.parse.urlsplit(url.text)
         host, port = parts.hostname, parts.port
@@ -120,7 +120,3 @@ def check_url(url: Url) -> Address:
         owner_lease=lease,
         shown=shown,
     )
-
-
-def _masked(text: str) -> str:
-    return re.sub(r"(://)[^/?#]*@", r"\1***@", text)

@@ -94,12 +94,8 @@ def records_that_fit(
         size = sum(size_of_record(record) for record in records if record)
         count = max(MIN_BATCH, min(MAX_BATCH, ANSWER_BYTES * len(some) // max(size, 1)))
         at += len(some)
-    return unfinished, _list_of(parts)
-
-
-def _list_of(parts: Sequence[bytes]) -> bytes:
-    """A msgpack list of encoded items."""
-    return b"\xdd" + len(parts).to_bytes(4, "big") + b"".join(parts)
+    head = b"\xdd" + len(parts).to_bytes(4, "big")  # of a msgpack list
+    return unfinished, head + b"".join(parts)
 
 
 def find_some(

@@ -295,7 +295,10 @@ class BrokerRpc:
         return self._broker.put(jobs, **more)
 
     def _alter(self, job_ids: list[str], rank: int | None, queue: str | None) -> list[bool]:
-        check_target(rank, queue)
+        if rank is not None and not 0 <= rank <= _BOUNDS["rank"]:
+            raise InvalidOption(f"the rank of a job must be 0 to {_BOUNDS['rank']:.0f}, not {rank}")
+        if queue is not None:
+            check_name("queue", queue)
         return self._broker.alter(job_ids, rank=rank, queue=queue)
 
     def _keep_history(self, rows: Sequence[HistoryRow]) -> None:
@@ -439,11 +442,3 @@ def check_seconds(what: str, seconds: float) -> None:
     """Refuse durations that the clock of a store cannot hold."""
     if not 0 <= seconds <= MAX_SECONDS:  # refuses NaN, too
         raise InvalidOption(f"{what} must be 0 to {MAX_SECONDS:.0f} seconds, not {seconds}")
-
-
-def check_target(rank: int | None, queue: str | None) -> None:
-    """Refuse a rank or a queue that no job can have."""
-    if rank is not None and not 0 <= rank <= _BOUNDS["rank"]:
-        raise InvalidOption(f"the rank of a job must be 0 to {_BOUNDS['rank']:.0f}, not {rank}")
-    if queue is not None:
-        check_name("queue", queue)

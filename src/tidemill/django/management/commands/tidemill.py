@@ -71,7 +71,8 @@ class Command(BaseCommand):
     def _run_here(self, arguments: list[str], app: str) -> None:
         os.environ.update(_environment(app))
         code: Any = 0
-        with contextlib.redirect_stdout(_plain(self.stdout)):
+        stream = getattr(self.stdout, "_out", self.stdout)  # to which Django's wrapper writes
+        with contextlib.redirect_stdout(stream):
             try:
                 main.main(arguments, prog_name="manage.py tidemill")
             except SystemExit as end:
@@ -149,8 +150,3 @@ def _environment(app: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(part for part in path if part)),
         "TIDEMILL_APP": app,
     }
-
-
-def _plain(stream: Any) -> Any:
-    """The stream that Django's wrapper writes to."""
-    return getattr(stream, "_out", stream)
