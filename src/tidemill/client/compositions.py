@@ -491,7 +491,8 @@ def cause_of(store: JobStore, record: Record) -> Record | None:
     """The job whose end made this job end, perhaps through others; None if unknown."""
     found = None
     while was_dropped(record):
-        ended = _members_of(store, record) + [r for r in parents_of(store, record) if _failed(r)]
+        parents = [r for r in parents_of(store, record) if r.state in _WITHOUT_SUCCESS]
+        ended = _members_of(store, record) + parents
         if not ended:
             break
         found = record = ended[0]
@@ -543,7 +544,3 @@ def _members_of(store: JobStore, record: Record) -> list[Record]:
         ended = Filter(states=frozenset(states), id_prefix=prefix)
         found = found or store.find(ended, limit=MOST_LOOKED_AT).records
     return sorted(found, key=was_dropped)
-
-
-def _failed(record: Record) -> bool:
-    return record.state.finished and record.state is not State.SUCCEEDED

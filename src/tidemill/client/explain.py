@@ -433,7 +433,8 @@ def _current_events(record: Record) -> list[Event]:
     if record.state is State.WAITING and record.pending:
         jobs = counted(record.pending, "job")
         return [Event(record.envelope.created, "waiting", f"for {jobs} before it")]
-    if record.finished and record.state is not State.SUCCEEDED and not _attempt_ended_it(record):
+    is_told = bool(record.attempts) and record.error == record.attempts[-1].error
+    if record.finished and record.state is not State.SUCCEEDED and not is_told:
         return [Event(record.finished, str(record.state), record.error)]
     return []
 
@@ -450,8 +451,3 @@ def is_stuck(record: Record) -> bool:
     """True when the running attempt is already counted, and its process is not killed yet."""
     running = record.state is State.RUNNING and bool(record.attempts)
     return running and record.attempts[-1].leased == record.leased
-
-
-def _attempt_ended_it(record: Record) -> bool:
-    """True when the error of the last attempt is the error of the job."""
-    return bool(record.attempts) and record.error == record.attempts[-1].error

@@ -274,10 +274,6 @@ def _later(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in before.items() if name not in times} | dict(given)
 
 
-def _check_key(value: Any) -> Key:
-    return value if isinstance(value, Key) else Key(value)
-
-
 def _check_tags(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (list, tuple, set, frozenset)):
         raise InvalidOption(f"tags must be a list of names, not {value!r}")
@@ -299,7 +295,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "expects": ("expects", lambda v: check_error_types("expects", v)),
     "timeout": ("timeout", lambda v: 0.0 if v is None else check_seconds("timeout", v)),
     "expires": ("expires", lambda v: check_seconds("expires", v)),
-    "key": ("key", _check_key),
+    "key": ("key", lambda v: v if isinstance(v, Key) else Key(v)),
     "result_ttl": ("result_ttl", lambda v: check_seconds("result_ttl", v)),
     "limit": ("limit", check_limit),
     "tags": ("tags", _check_tags),

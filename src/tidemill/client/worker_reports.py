@@ -207,18 +207,14 @@ def _boxes(node: _Node, whole: int) -> str:
     parts = []
     for name, child in shown:
         label = html.escape(name)
+        hue = sum(map(ord, name)) * 7 % 60  # warm, and the same for a function in each profile
         tip = f"{label}: {child.count / whole:.1%}, {child.count:,} samples"
         parts.append(
             f'<div class="f" style="flex:0 0 {child.count / node.count:.4%}">'
-            f'<button style="--h:{_hue(name)}" title="{tip}">{label}</button>'
+            f'<button style="--h:{hue}" title="{tip}">{label}</button>'
             f"{_boxes(child, whole)}</div>"
         )
     return f'<div class="r">{"".join(parts)}</div>' if parts else ""
-
-
-def _hue(name: str) -> int:
-    """A warm colour for a function; the function has this colour in each profile."""
-    return sum(map(ord, name)) * 7 % 60
 
 
 _PAGE = """<!doctype html>

@@ -87,16 +87,13 @@ class Login:
         self._find = find
         self.cookie = cookie
         self.routes = Routes()
-        self.routes.get("/login", role=None)(self._ask)
+        self.routes.get("/login", role=None)(lambda page: _form(page, page.request.arg("next")))
         self.routes.post("/login", role=None)(self._log_in)
         self.routes.post("/logout", role=None)(self._log_out)
 
     def token_of(self, cookies: str) -> str:
         """The token in the header ``Cookie`` of a request; empty for none."""
         return cookie_parser(cookies).get(self.cookie, "")
-
-    def _ask(self, page: Page) -> Response:
-        return _form(page, page.request.arg("next"))
 
     def _log_in(self, page: Page) -> Response:
         token = page.request.field("token").strip()
