@@ -59,7 +59,6 @@ def failed(page: Page) -> Response:
     return page.render(
         "failures.html",
         title="Failed",
-        windows=WINDOWS,
         over=over,
         rows=[row for row in rows if not row.muted][:_SHOWN],
         muted=[row for row in rows if row.muted],

@@ -15,7 +15,6 @@ from tidemill.dashboard.jobs import RETRY_FIRST
 from tidemill.dashboard.page import Page, jobs_query
 from tidemill.dashboard.routes import Routes
 from tidemill.dashboard.windows import (
-    WINDOWS,
     Window,
     chart,
     failures,
@@ -65,7 +64,6 @@ def overview(page: Page) -> Response:
         "overview.html",
         title="Overview",
         over=over,
-        windows=WINDOWS,
         problems=problems(page),
         first_commands=() if queues else first_commands(page),
         tiles=[tiles for tiles in (_now(page), _ended(page, over)) if tiles],

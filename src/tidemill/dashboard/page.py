@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TEMPLATES = jinja2.Environment(
+TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -38,8 +38,8 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     auto_reload=False,
 )
-_TEMPLATES.filters.update(FILTERS)
-_TEMPLATES.globals["icon_of"] = ICONS
+TEMPLATES.filters.update(FILTERS)
+TEMPLATES.globals["icon_of"] = ICONS
 
 _MESSAGE = "tidemill_flash"
 _ZONE = "tidemill_zone"
@@ -159,7 +159,7 @@ class Page:
         ``section`` is a link of the navigation: by default the first part of the path.
         """
         values.setdefault("section", f"/{self.request.path[1:].partition('/')[0]}")
-        text = _TEMPLATES.get_template(template).render(
+        text = TEMPLATES.get_template(template).render(
             page=self,
             url=self.url,
             jobs_url=self.jobs_url,

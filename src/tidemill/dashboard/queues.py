@@ -110,7 +110,6 @@ def show(page: Page, name: str) -> Response:
         limit_text=terms_text(limit.terms) if limit else "",
         rate=rate_text(limit.terms.rate) if limit and limit.terms.rate else "",
         over=over,
-        windows=WINDOWS,
         charts=_charts(page, name),
         command=worker_command(page, name),
         purgeable=stats.size - stats.running,

@@ -20,6 +20,7 @@ from tidemill.dashboard.windows import (
     chart,
     failures,
     per_period,
+    read,
     series,
     totals,
     window,
@@ -65,7 +66,6 @@ def tasks(page: Page) -> Response:
     return page.render(
         "tasks.html",
         title="Tasks",
-        windows=WINDOWS,
         over=over,
         rows=known,
         idle=sorted(name for name in list(page.mill.tasks) if name not in ran),
@@ -81,17 +81,17 @@ def task(page: Page, task: str) -> Response:
         raise NotFound(f"no job of the task {task[:200]} is kept, and none ran lately")
     releases = totals(page, over, ("release",), task)
     whole = totals(page, over, ("task",), task)
-    marks = _deploys(page, over)
+    marks: list[Deploy] = read(page, over, "deploys", [])
+    when = {mark.release: mark.at for mark in marks}
     return page.render(
         "task.html",
         title=task,
-        windows=WINDOWS,
         over=over,
         name=task,
         whole=whole[0] if whole else None,
         queues=queues,
-        releases=_in_order(releases, marks),
-        compared=_compared(releases, _deploys(page, WINDOWS[-1])),
+        releases=sorted(releases, key=lambda one: -when.get(one.release, 0)),
+        compared=_compared(releases, read(page, WINDOWS[-1], "deploys", [])),
         charts=_charts(page, over, task, marks),
         marks=marks,
         run_bins=bins_of(whole[0].run) if whole else [],
@@ -105,13 +105,6 @@ def _latest(page: Page, task: str) -> Listed:
     if not page.has(Feature.INSPECT):
         return Listed([], "", is_full=True)
     return latest_jobs(page.mill, Filter(task=task))
-
-
-def _deploys(page: Page, over: Window) -> list[Deploy]:
-    if not page.has(Feature.HISTORY):
-        return []
-    history = page.mill.history
-    return page.cached(("deploys", over.name), over.keep, lambda: history.deploys(over.seconds))
 
 
 def _charts(
@@ -146,11 +139,6 @@ def _charts(
         ("runs", f"Runs{unit}", runs),
         ("times", "Time of a run, wait until the first start", times),
     ]
-
-
-def _in_order(releases: list[TaskNumbers], marks: Sequence[Deploy]) -> list[TaskNumbers]:
-    when = {mark.release: mark.at for mark in marks}
-    return sorted(releases, key=lambda one: -when.get(one.release, 0))
 
 
 def _compared(releases: list[TaskNumbers], marks: Sequence[Deploy]) -> list[Compared]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.history import FailureNumbers, QueueNumbers, Series, TaskNumbers
 from tidemill.core.clock import clock
-from tidemill.dashboard.page import Page
+from tidemill.dashboard.page import TEMPLATES, Page
 
+T = TypeVar("T")
 Line = tuple[str, str, Sequence[float | None]]  # of a chart: name, name of its colour, values
 
 
@@ -38,6 +40,7 @@ WINDOWS = (
     Window("24h", "24 hours", 86_401, 10.0),
     Window("7d", "7 days", 7 * 86_400, 30.0),
 )
+TEMPLATES.globals["windows"] = WINDOWS
 
 
 def window(page: Page) -> Window:
@@ -60,44 +63,37 @@ def known_seconds(page: Page, over: Window) -> float:
     return max(1.0, min(over.seconds, clock.wall() - begin))
 
 
+def read(page: Page, over: Window, what: str, nothing: T, **options: Any) -> T:
+    """What ``mill.history.<what>`` tells of a window; ``nothing`` without history."""
+    if not page.has(Feature.HISTORY):
+        return nothing
+    make: Callable[..., T] = getattr(page.mill.history, what)
+    call = functools.partial(make, over.seconds, **options)
+    return page.cached((what, over.name, *options.items()), over.keep, call)
+
+
 def totals(page: Page, over: Window, by: Sequence[str], task: str = "") -> list[TaskNumbers]:
     """How runs ended in a window, of one task or of all; empty without history."""
-    if not page.has(Feature.HISTORY):
-        return []
-    history = page.mill.history
-    key = ("tasks", over.name, task, *by)
-    found = page.cached(key, over.keep, lambda: history.tasks(over.seconds, task=task, by=by))
+    found: list[TaskNumbers] = read(page, over, "tasks", [], task=task, by=tuple(by))
     seconds = known_seconds(page, over)
     return [msgspec.structs.replace(one, seconds=min(one.seconds, seconds)) for one in found]
 
 
 def failures(page: Page, over: Window, task: str = "") -> list[FailureNumbers]:
     """The failures of a window, of one task or of all; empty without history."""
-    if not page.has(Feature.HISTORY):
-        return []
-    history = page.mill.history
-    key = ("failures", over.name, task)
-    return page.cached(key, over.keep, lambda: history.failures(over.seconds, task=task))
+    return read(page, over, "failures", [], task=task)
 
 
 def series(page: Page, over: Window, task: str = "", queue: str = "") -> Series | None:
     """The runs of a window by minute or hour; None without history."""
-    if not page.has(Feature.HISTORY):
-        return None
-    history = page.mill.history
-    return page.cached(
-        ("series", over.name, task, queue),
-        over.keep,
-        lambda: history.series(over.seconds, task=task, queue=queue),
-    )
+    return read(page, over, "series", None, task=task, queue=queue)
 
 
 def queue_history(page: Page, over: Window) -> dict[str, QueueNumbers]:
     """The history of each queue by its name, and of all queues under the empty name."""
-    if not (page.has(Feature.HISTORY) and page.has(Feature.INSPECT)):
+    if not page.has(Feature.INSPECT):
         return {}
-    history = page.mill.history
-    found = page.cached(("queues", over.name), over.keep, lambda: history.queues(over.seconds))
+    found: list[QueueNumbers] = read(page, over, "queues", [])
     return {one.queue: one for one in found}
 
 
