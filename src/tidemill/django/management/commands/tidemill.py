@@ -71,7 +71,7 @@ class Command(BaseCommand):
     def _run_here(self, arguments: list[str], app: str) -> None:
         os.environ.update(_environment(app))
         code: Any = 0
-        stream = getattr(self.stdout, "_out", self.stdout)  # to which Django's wrapper writes
+        stream: Any = getattr(self.stdout, "_out", self.stdout)  # to which Django's wrapper writes
         with contextlib.redirect_stdout(stream):
             try:
                 main.main(arguments, prog_name="manage.py tidemill")
