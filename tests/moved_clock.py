@@ -29,8 +29,9 @@ class MovedClock:
     ) -> None:
         self._wall = clock.wall() if wall is None else wall
         self._machine = clock.machine() if machine is None else machine
+        self._database = time.time()
         self._ahead, self._speed, self._since = 0.0, speed, time.monotonic()
-        for name in ("wall", "machine", "server_ahead"):
+        for name in ("wall", "machine", "server_ahead", "database"):
             monkeypatch.setattr(clock, name, getattr(self, name))
 
     def wall(self) -> float:
@@ -44,6 +45,12 @@ class MovedClock:
     def server_ahead(self) -> float:
         """Seconds by which the clocks of servers are ahead of the real time."""
         return self._ahead - self._gone() * (1.0 - self._speed)
+
+    def database(self) -> float:
+        """The time of a database that has no clock."""
+        # This reads one real clock. A sum of two clocks would go back when the system stops this
+        # process between the two readings.
+        return self._database + self._ahead + self._gone() * self._speed
 
     def _gone(self) -> float:
         return time.monotonic() - self._since

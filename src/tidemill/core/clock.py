@@ -37,12 +37,15 @@ class Clock:
             processes read the same.
         server_ahead: reads the seconds that brokers add to the time of their server. Only a test
             changes them.
+        database: reads the time of a database that has no clock: the wall time. A test moves
+            this time with the clocks of servers.
     """
 
     def __init__(self) -> None:
         self.wall: Callable[[], float] = time.time
         self.machine: Callable[[], float] = functools.partial(time.clock_gettime, _CLOCK)
         self.server_ahead: Callable[[], float] = float  # 0.0
+        self.database: Callable[[], float] = time.time
 
 
 clock = Clock()

@@ -6,7 +6,6 @@ which joins a caller's transaction and blocks nobody.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -86,8 +85,8 @@ def _insert(rows: Rows, jobs: Sequence[Envelope]) -> list[str]:
     ]
     table, parameters = dialect.table_of(values)
     queues = list({job.queue for job in jobs})
-    offset = clock.server_ahead()
-    now = f"{dialect.now or repr(time.time())} + {offset!r}"
+    ahead = clock.server_ahead()
+    now = f"{dialect.now} + {ahead!r}" if dialect.now else repr(clock.database())
     select = _SELECT.format(
         rows=table,
         now=now,

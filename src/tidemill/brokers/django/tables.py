@@ -7,7 +7,6 @@ changed rows when :class:`.jobs.StoredJobs` is flushed. ``need`` reads many rows
 from __future__ import annotations
 
 import abc
-import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -48,8 +47,7 @@ class Rows(abc.ABC):
 
     def time_of(self, answer: float) -> float:
         """The time in the database's answer, or of this machine if the database uses its clock."""
-        # Not ``clock.wall``: ``server_ahead`` has what a test adds to the clock of a database.
-        return (float(answer) if self.dialect.now else time.time()) + clock.server_ahead()
+        return float(answer) + clock.server_ahead() if self.dialect.now else clock.database()
 
     def select_in(self, text: str, values: Iterable[Any]) -> Iterator[Sequence[Any]]:
         """The rows of a query that ends with ``IN``, for any number of values."""
