@@ -57,7 +57,7 @@ def jobs(
             short_id(r.envelope.id),
             _state(r),
             r.envelope.queue,
-            r.envelope.task or "(message)",
+            r.envelope.called or "(message)",
             console.ago(r.envelope.created),
             f"{r.current_attempt}/{r.max_attempts or '∞'}",
             r.latest_error or r.envelope.text,

@@ -300,7 +300,7 @@ class _Factory:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         record, job = self._make(*args, **kwargs), running_job.get()
         record.tidemill_job_id = job.id if job else ""
-        record.tidemill_task = job.task if job else ""
+        record.tidemill_task = job._envelope.called if job else ""
         record.tidemill_queue = job.queue if job else ""
         record.tidemill_attempt = job.attempt if job else ""
         for find in _find_trace:
@@ -323,7 +323,7 @@ def trace_ids_from(find: TraceIds) -> None:
 
 def job_name(envelope: Envelope) -> str:
     """The name of a job in log lines."""
-    return f"{envelope.task}[{envelope.id}]"
+    return f"{envelope.called}[{envelope.id}]"
 
 
 @contextlib.contextmanager

@@ -135,6 +135,9 @@ class JobLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     terms: LimitSettings = LimitSettings()
 
 
+FUNCTION = "called-function"  # the header of a job whose task calls a function by its path
+
+
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """A job as its producer wrote it. Brokers read the named fields and never open ``body``.
 
@@ -168,6 +171,11 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     planned: Planned | None = None
     limit: JobLimit | None = None
     unique: Unique | None = None
+
+    @property
+    def called(self) -> str:
+        """The task, or the function that it calls; a name for people."""
+        return self.headers.get(FUNCTION, self.task)
 
     @property
     def is_message(self) -> bool:

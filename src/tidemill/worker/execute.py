@@ -367,7 +367,7 @@ class ProcessExecutor(Executor):
         envelope, attempt = run.envelope, run.lease.attempt
         with logged_as(run.context):
             line = "%s[%s] started (queue %s, attempt %d)"
-            log.debug(line, envelope.task, envelope.id, envelope.queue, attempt)
+            log.debug(line, envelope.called, envelope.id, envelope.queue, attempt)
 
     def _say(self, note: Note) -> None:
         self._out.notes.append(note)

@@ -275,7 +275,7 @@ def end_values(
     """The values for :data:`END`; ``most`` is the largest number of attempts."""
     preposition = "in" if how in ("succeeded", "failed") else "after"
     of = f" of {most}" if most else ""
-    return envelope.task, envelope.id, how, preposition, seconds, envelope.queue, attempt, of
+    return envelope.called, envelope.id, how, preposition, seconds, envelope.queue, attempt, of
 
 
 def _wait_of(run: Run) -> float:
@@ -326,7 +326,7 @@ class RunLog:
         with logged_as(run.context):
             log.warning(
                 SLOW,
-                *(envelope.task, envelope.id, (verdict.ended or clock.wall()) - run.started),
+                *(envelope.called, envelope.id, (verdict.ended or clock.wall()) - run.started),
                 *(_wait_of(run), envelope.queue, run.lease.attempt, self.slow),
             )
 

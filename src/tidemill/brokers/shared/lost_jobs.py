@@ -44,7 +44,7 @@ class _Attributes(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         job = getattr(record, "lost_job", None)
         if isinstance(job, Envelope):
-            record.tidemill_job_id, record.tidemill_task = job.id, job.task
+            record.tidemill_job_id, record.tidemill_task = job.id, job.called
             record.tidemill_queue = job.queue
         return True
 
@@ -58,7 +58,7 @@ def log_lost(jobs: Sequence[LostJob]) -> None:
         envelope = job.envelope
         log.error(
             "%s[%s] failed (queue %s): %s; not again",
-            *(envelope.task, envelope.id, envelope.queue, job.error),
+            *(envelope.called, envelope.id, envelope.queue, job.error),
             extra={"lost_job": envelope},
         )
     if len(jobs) > _MOST_LINES:

@@ -167,7 +167,7 @@ def _job(record: Record, runs: dict[int, tuple[int, float]] | None, held: Held) 
         started = runs[record.token][1]
     return RunningJob(
         envelope.id,
-        envelope.task or "(message)",
+        envelope.called or "(message)",
         envelope.queue,
         record.worker,
         started,

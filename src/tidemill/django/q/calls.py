@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.client.context import this_job
 from tidemill.client.task import Call, Ended, import_task
 from tidemill.core.clock import new_id
+from tidemill.core.envelope import FUNCTION
 from tidemill.django.model_arguments import of_key, to_key
 from tidemill.django.project import DjangoMill, on_connections, project_mill
 from tidemill.django.q.results import (
@@ -87,7 +88,7 @@ def call_of(func: Func, args: Any, kwargs: Mapping[str, Any], options: Options) 
         )
     declare(project_mill())
     named = {name: to_key(value) for name, value in kwargs.items()}
-    call: Call[Any] = project_mill().call(RUN, path_of(func), [*map(to_key, args)], named)
+    call = _call(RUN, func, [*map(to_key, args)], named)
     using: dict[str, Any] = task_defaults()
     tags = []
     if options.get("group"):
@@ -108,8 +109,13 @@ def call_of(func: Func, args: Any, kwargs: Mapping[str, Any], options: Options) 
         using["priority"] = options["priority"]
     call = call.using(**using, tags=tags)
     if hook := options.get("hook"):
-        call = call.on_complete(project_mill().call(HOOK, path_of(hook)))
+        call = call.on_complete(_call(HOOK, hook))
     return call
+
+
+def _call(task: str, func: Func, *args: Any) -> Call[Any]:
+    call: Call[Any] = project_mill().call(task, path_of(func), *args)
+    return call.using(headers={FUNCTION: path_of(func)})
 
 
 def enqueue(call: Any, options: Options) -> str:
@@ -138,7 +144,7 @@ def async_iter(func: Func, args_iter: Iterable[Any], **kwargs: Any) -> str:
         raise InvalidOption("async_iter needs at least one tuple of arguments")
     all_of_them: Any = group(calls)
     if hook := options.get("hook"):
-        all_of_them = all_of_them.on_complete(project_mill().call(HOOK, path_of(hook)))
+        all_of_them = all_of_them.on_complete(_call(HOOK, hook))
     return enqueue(all_of_them, options)
 
 

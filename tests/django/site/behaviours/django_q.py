@@ -1,6 +1,7 @@
 """Behaviours of django-q's documentation, on tidemill.django.q."""
 
 import datetime as dt
+import logging
 import math
 from decimal import Decimal
 from unittest import mock
@@ -16,6 +17,7 @@ from shop.models import Customer, Order
 
 from tidemill import InvalidOption, State
 from tidemill.brokers.contract.schedules import Change
+from tidemill.client.context import mark_records
 from tidemill.django import mill
 from tidemill.django.checks import check_settings
 from tidemill.django.q import (
@@ -97,6 +99,25 @@ class Calls(Case):
         self.assertIn("ValueError: no", task.result)
         self.assertIn("Traceback", result(task_id))
         self.assertEqual(task.attempt_count, 1)  # max_attempts of Q_CLUSTER
+
+    def test_the_log_of_a_worker_names_the_function(self):
+        ids = [
+            async_task("shop.hooks.multiply", 3),
+            async_task(hooks.fail, hook=hooks.remember),
+        ]
+        self.assertEqual([job.id for job in mill.jobs(text="hooks.fail'")], ids[1:])
+        self.addCleanup(logging.setLogRecordFactory, logging.getLogRecordFactory())
+        mark_records()  # as each worker process does
+        with self.assertLogs("tidemill.worker", "DEBUG") as logs:
+            self.run_jobs()
+        text = "\n".join(logs.output)
+        for line in ("multiply[{}] started", "multiply[{}] succeeded"):
+            self.assertIn(f"shop.hooks.{line.format(ids[0])} ", text)
+        for line in ("fail[{}] started", "fail[{}] failed"):
+            self.assertIn(f"shop.hooks.{line.format(ids[1])} ", text)
+        self.assertIn("shop.hooks.remember[", text)
+        self.assertNotIn("tidemill.django.q.", text)
+        self.assertIn("shop.hooks.fail", {each.tidemill_task for each in logs.records})
 
     def test_a_hook_gets_the_task_also_after_a_failure(self):
         async_task("shop.hooks.multiply", 2, hook="shop.hooks.remember", group="g")
