@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import time
+from hashlib import blake2b
 from typing import Any
 
 from tidemill.client.job_handle import Job
@@ -30,9 +31,12 @@ def ungrouped_tag(name: str) -> str:
 
 
 def name_tag(name: str) -> str:
-    """The tag of a task's name, which is any text: without what a tag cannot have."""
+    """The tag of a task's name, which is any text. A hash ends the tag of a name that is cut."""
     text = "".join(char if char.isprintable() else " " for char in f"name:{name}")
-    return text.encode()[:MAX_NAME].decode(errors="ignore")
+    if len(text.encode()) <= MAX_NAME:
+        return text
+    ending = f"…{blake2b(text.encode(), digest_size=8).hexdigest()}"
+    return text.encode()[: MAX_NAME - len(ending.encode())].decode(errors="ignore") + ending
 
 
 @dataclasses.dataclass

@@ -91,6 +91,12 @@ class Calls(Case):
             self.run_jobs()
             self.assertEqual(fetch(name).id, task_id)
 
+    def test_long_names_with_the_same_beginning_are_two_names(self):
+        names = ["é" * 150 + ending for ending in ("", "a", "b")]
+        ids = [async_task("math.floor", 1.5, task_name=name) for name in names]
+        self.run_jobs()
+        self.assertEqual([fetch(name).id for name in names], ids)
+
     def test_a_failure_has_its_error_as_the_result(self):
         task_id = async_task("shop.hooks.fail")
         self.run_jobs()
