@@ -39,8 +39,8 @@ def _of_cluster() -> list[checks.CheckMessage]:
             hint=f"{WITHOUT_MEANING.get(key, 'tidemill does not know this key')}.",
             id="tidemill.W002",
         )
-        for key in cluster()
-        if key not in CLUSTER_KEYS
+        for key, value in cluster().items()
+        if key not in CLUSTER_KEYS and (key, value) != ("catch_up", False)
     ]
 
 

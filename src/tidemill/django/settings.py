@@ -162,7 +162,8 @@ WITHOUT_MEANING = {
     "poll": "a put wakes a worker",
     "guard_cycle": "a worker learns at once that a process died",
     "compress": "bodies are not compressed",
-    "catch_up": "give catch_up= to a schedule",
+    "catch_up": "a schedule has one job for all missed times; mill.schedule(…, catch_up=True) has "
+    "one for each",
     "scheduler": "each worker fires schedules, each time once",
     "cpu_affinity": "use taskset, or CPUAffinity= of systemd",
     "daemonize_workers": "tasks may start processes",

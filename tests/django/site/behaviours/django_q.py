@@ -655,3 +655,10 @@ class Cluster(Case):
         self.assertIn("Q_CLUSTER['bulk'] has no meaning here", warnings[0].msg)
         self.assertIn("a put wakes a worker", warnings[1].hint)
         call_command("check")
+
+    def test_one_job_for_all_missed_times_is_what_catch_up_false_says(self):
+        with self.settings(Q_CLUSTER={"catch_up": False}):
+            self.assertEqual(check_settings(), [])
+        with self.settings(Q_CLUSTER={"catch_up": True}):
+            (warning,) = check_settings()
+        self.assertIn("one job for all missed times", warning.hint)
