@@ -378,7 +378,7 @@ def test_the_audit_list_has_what_the_command_line_did(desk: Desk) -> None:
     desk.run("schedule", "pause", "nightly")
     desk.run("schedule", "remove", "nightly")
     desk.run("delete-queue", "sums", "--force")
-    found = [(note.what, note.target, note.count) for note in reversed(notes(desk.mill.broker))]
+    found = [(note.what, note.target, note.count) for note in reversed([*notes(desk.mill.broker)])]
     assert found == [
         ("paused queue", "sums", 1),
         ("paused queue", "mail", 1),

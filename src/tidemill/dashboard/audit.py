@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 from starlette.responses import Response
 
@@ -22,12 +24,13 @@ def index(page: Page) -> Response:
     knows = page.has(Feature.HISTORY)
     before = _time(page.request.arg("before"))
     who, what = page.request.arg("who").strip(), page.request.arg("what").strip()
-    found = notes(page.mill.broker, clock.wall() - KEPT, before) if knows else []
-    found = [
+    every = notes(page.mill.broker, clock.wall() - KEPT, before) if knows else ()
+    matching = (
         note
-        for note in (_shown(page, note) for note in found)
+        for note in (_shown(page, note) for note in every)
         if who.lower() in note.who.lower() and what.lower() in f"{note.what} {note.target}".lower()
-    ]
+    )
+    found = [*itertools.islice(matching, _PAGE + 1)]
     return page.render(
         "audit.html",
         title="Audit",

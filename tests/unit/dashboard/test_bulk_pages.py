@@ -98,7 +98,7 @@ def test_all_matching_jobs_are_changed_and_audited(mill: Tidemill, anna: Visitor
     one = ended(mill, bulk_id)
     assert (one.state, one.done, one.refused) == ("done", 30, 0)
     assert states(mill) == {State.READY}
-    assert [(n.what, n.count) for n in reversed(notes(mill.broker))] == [
+    assert [(n.what, n.count) for n in reversed([*notes(mill.broker)])] == [
         ("started bulk retry", 30),
         ("finished bulk retry", 30),
     ]

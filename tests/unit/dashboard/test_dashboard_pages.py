@@ -27,7 +27,8 @@ from tidemill.brokers.contract.history_rows import (
     bucket_of,
     join_name,
 )
-from tidemill.brokers.generic.audit import notes
+from tidemill.brokers.contract.schedules import Schedule
+from tidemill.brokers.generic.audit import note, notes
 from tidemill.client.worker_reports import Answer, Report
 from tidemill.core.job import Command, Outcome, Owner, Verdict
 from tidemill.core.scoreboard import Scoreboard
@@ -406,6 +407,26 @@ def test_the_audit_list_goes_on_with_older_actions(
     assert more
     assert text.count("paused queue") == 3
     assert anna.get(html.unescape(more[1])).count("paused queue") == 1
+
+
+def test_a_page_of_the_audit_list_reads_no_further_entries(
+    mill: Tidemill, anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.brokers.generic.notes._PAGE", 10)
+    for number in range(300):
+        note(mill.broker, "anna", "paused queue", f"queue-{number}")
+    read: list[Schedule] = []
+    listed = mill.broker.list_schedules
+
+    def list_schedules(after: str, limit: int) -> list[Schedule]:
+        read.extend(found := listed(after, limit))
+        return found
+
+    monkeypatch.setattr(mill.broker, "list_schedules", list_schedules)
+    text = anna.get("/audit")
+    assert ("queue-299" in text, "queue-200" in text, "queue-199" in text) == (True, True, False)
+    assert len(read) == 110  # a page of 100, and the one that says that there are more
+    assert "queue-7<" in anna.get("/audit?what=queue-7")
 
 
 # -- parts -----------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_a_job_that_does_not_wait_is_not_altered(mill: Tidemill, anna: Visitor) 
     assert f"/jobs/{job_id}/alter" not in anna.get(f"/jobs/{job_id}")
     form = {"act": "alter", "to_queue": "slow", "to_priority": ""}
     assert anna.act(f"/jobs/{job_id}/act", **form) == "error: it succeeded already"
-    assert notes(mill.broker) == []
+    assert [*notes(mill.broker)] == []
 
 
 def test_selected_jobs_are_altered_after_a_form(mill: Tidemill, anna: Visitor) -> None:

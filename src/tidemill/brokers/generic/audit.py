@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+from collections.abc import Iterator
 
 import msgspec
 
@@ -52,11 +53,14 @@ def note(store: Store, who: str, what: str, target: str = "", count: int = 1) ->
         log.warning("the audit list lacks this: %s %s %s (%s)", who, what, target, error)
 
 
-def notes(store: Store, since: float = 0.0, until: float = 1 << 40) -> list[AuditNote]:
-    """The notes of a time range, newest first. Raises FeatureMissing without history."""
+def notes(store: Store, since: float = 0.0, until: float = 1 << 40) -> Iterator[AuditNote]:
+    """The notes of a time range, newest first. Raises FeatureMissing without history.
+
+    The store is read page by page, as far as the notes are used.
+    """
     kept = _kept(store).list(_newest_first(until), f"{_newest_first(since)}~")
-    found = [msgspec.json.decode(one.body, type=AuditNote) for one in kept]
-    return [entry for entry in found if since <= entry.at <= until]
+    found = (msgspec.json.decode(one.body, type=AuditNote) for one in kept)
+    return (entry for entry in found if since <= entry.at <= until)
 
 
 def _newest_first(at: float) -> str:

@@ -6,6 +6,8 @@ deletes the note (:mod:`tidemill.worker.declarations`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tidemill.brokers.contract.features import Feature, need
 from tidemill.brokers.contract.schedules import NOTE, Change, Schedule
 from tidemill.brokers.contract.store import Store
@@ -23,16 +25,12 @@ class Notes:
         self._store = store
         self._before = f"{NOTE}{kind}\x1f"
 
-    def list(self, first: str = "", last: str = "\U0010ffff") -> list[Schedule]:
-        """The notes whose names are after ``first`` and before ``last``, by name."""
+    def list(self, first: str = "", last: str = "\U0010ffff") -> Iterator[Schedule]:
+        """The notes whose names are after ``first`` and before ``last``, by name, page by page."""
         after, end = self._before + first, self._before + last
-        found: list[Schedule] = []
-        while page := self._store.list_schedules(after, _PAGE):
-            found += [note for note in page if note.name < end]
+        while after < end and (page := self._store.list_schedules(after, _PAGE)):
+            yield from (note for note in page if note.name < end)
             after = page[-1].name
-            if after >= end:
-                break
-        return found
 
     def get(self, name: str) -> Schedule | None:
         return self._store.schedules([self._named(name)])[0]
