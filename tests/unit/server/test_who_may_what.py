@@ -55,7 +55,7 @@ class Server:
     def __init__(self, mill: Tidemill, folder: Path, **settings: Any) -> None:
         self.mill = mill
         self.token = "admin"
-        auth = folder / "tokens.json"
+        auth = self._auth = folder / "tokens.json"
         self._secrets: dict[str, str] = {}
         for name in self.TOKENS:
             role, *queues = name.split()
@@ -74,6 +74,15 @@ class Server:
         self._backend.stop()
         self._runner.run(self._backend.close())
         self._runner.close()
+
+    def revoke(self, name: str) -> None:
+        """Revoke a token in a thread of a request, and wait until the server has noticed."""
+        tokens.revoke(self._auth, name)
+
+        async def sweep() -> None:
+            self._app.sweep()
+
+        asyncio.run_coroutine_threadsafe(sweep(), self._runner.get_loop()).result()
 
     def bearer(self, name: str) -> bytes:
         """The header Authorization of a token."""
@@ -227,6 +236,24 @@ def test_the_audit_list_has_what_operators_did(server: Server) -> None:
         ("admin, HTTP API", "removed schedule", "nightly", 1),
         ("admin, HTTP API", "deleted queue", "mail", 1),
     ]
+
+
+def test_an_act_whose_token_is_revoked_meanwhile_is_listed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "LOOK_EVERY", 0.0)
+    set_queue = server.mill.broker.set_queue
+
+    def pause_while_the_token_is_revoked(*args: Any, **options: Any) -> None:
+        server.revoke("operator")
+        set_queue(*args, **options)
+
+    monkeypatch.setattr(server.mill.broker, "set_queue", pause_while_the_token_is_revoked)
+    server.token = "operator"
+    assert server.post("/v1/queues/mail/pause").status == 200
+    found = [(note.who, note.what, note.target) for note in notes(server.mill.broker)]
+    assert found == [("operator, HTTP API", "paused queue", "mail")]
+    assert server.post("/v1/queues/mail/resume").status == 401
 
 
 # -- tokens for some queues ------------------------------------------------------------------------

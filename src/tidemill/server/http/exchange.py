@@ -62,6 +62,7 @@ class Exchange:
         self.role = Role.ADMIN
         self.token: Token | None = None
         self.known = False
+        self.acts = False  # an act of an operator has begun
         self._size = 0
         self._is_read = False  # the whole body was received
         self._read_until = asyncio.get_running_loop().time() + settings.body_timeout

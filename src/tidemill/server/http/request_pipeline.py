@@ -99,6 +99,7 @@ class RequestPipeline:
         call = Call(self._endpoints.backend, exchange, endpoint.status)
         try:
             arguments = await endpoint.read(call, values)
+            exchange.acts = bool(endpoint.audit)
             result = await endpoint.handler(**arguments)
             if endpoint.audit and call.status == endpoint.status:  # another: nothing has changed
                 await _note_act(call, endpoint.audit, values, arguments, result)
@@ -157,13 +158,17 @@ class RequestPipeline:
         )
 
     def sweep(self) -> None:
-        """End exchanges whose token was revoked or has expired. Called once a second."""
+        """End exchanges whose token was revoked or has expired. Called once a second.
+
+        An act that has begun goes on in its thread. So it is listed and answered all the same.
+        """
         tokens = self._access.tokens
         if tokens is None:
             return
         tokens.refresh()
         for exchange in list(self._with_token):
-            if exchange.token is not None and not tokens.is_good(exchange.token):
+            token = exchange.token
+            if token is not None and not exchange.acts and not tokens.is_good(token):
                 self._with_token.pop(exchange).cancel()
 
 
