@@ -487,16 +487,27 @@ MOST_LOOKED_AT = 5
 _FLOW_JOBS = 500  # the most jobs of a flow that :func:`jobs_before` reads
 
 
-def cause_of(store: JobStore, record: Record) -> Record | None:
-    """The job whose end made this job end, perhaps through others; None if unknown."""
+def cause_of(store: JobStore, record: Record, id_prefix: str = "") -> Record | None:
+    """The job whose end made this job end, perhaps through others; None if unknown.
+
+    With ``id_prefix`` the jobs in between have such ids, too.
+    """
     found = None
     while was_dropped(record):
         parents = [r for r in parents_of(store, record) if r.state in _WITHOUT_SUCCESS]
         ended = _members_of(store, record) + parents
+        ended = [r for r in ended if r.envelope.id.startswith(id_prefix)]
         if not ended:
             break
         found = record = ended[0]
     return found
+
+
+def end_of(store: JobStore, record: Record) -> Record:
+    """The record that says how a job ended: for a chain's id, that of the job that stopped it."""
+    if record.envelope.task == GROUP:
+        return record
+    return cause_of(store, record, f"{record.envelope.id}.") or record
 
 
 def cause_text(cause: Record) -> str:
