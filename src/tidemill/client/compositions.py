@@ -125,6 +125,22 @@ def result_of(end: Input, *, lenient: bool, keys: Sequence[bytes]) -> Any:
     raise Fail(f"the result of job {end.id}, which is an argument, is missing: that job is {how}")
 
 
+STEPS_MOST = 100  # the most steps of a chain that :func:`steps_of` reads, besides the last
+
+
+def steps_of(store: JobStore, record: Record) -> list[Record]:
+    """The steps of the chain that a record stands for, in order; empty for any other job."""
+    if record.envelope.links is None:
+        return []
+    found: list[Record] = []
+    for index in range(STEPS_MOST):
+        step = store.get(f"{record.envelope.id}.{index:04d}")
+        if step is None:
+            break
+        found.append(step)
+    return [*found, record] if found else []
+
+
 # -- acts ------------------------------------------------------------------------------------------
 
 _WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
