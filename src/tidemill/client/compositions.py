@@ -562,6 +562,26 @@ def jobs_before(store: JobStore, record: Record) -> list[Record]:
     return []
 
 
+def on_turn(store: JobStore, record: Record) -> Record | None:
+    """The job that may run now, and that a waiting job waits for through others; None if unknown.
+
+    The search goes back at most :data:`STEPS_MOST` jobs.
+    """
+    for _ in range(STEPS_MOST):
+        for state in (State.RUNNING, State.READY, State.SCHEDULED):
+            near = Filter(
+                states=frozenset({state}), id_prefix=f"{record.envelope.id}.", look=_FLOW_JOBS
+            )
+            found = store.find(near, _HOOKS_MOST + 1).records
+            if steps := [step for step in found if not is_hook(step)]:
+                return steps[0]
+        parents = [r for r in parents_of(store, record) if not r.state.finished]
+        if not parents or parents[0].state is not State.WAITING:
+            return parents[0] if parents else None
+        record = parents[0]
+    return None
+
+
 def _members_of(store: JobStore, record: Record) -> list[Record]:
     """Members without success of a group, if the record stands for a group; failed ones first."""
     if record.envelope.task != GROUP:
