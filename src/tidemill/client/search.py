@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import msgspec
-
-from tidemill.brokers.contract.features import Feature
-from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own, matches
-from tidemill.client.inline_jobs import InlineJobs, JobStore, move_due
+from tidemill.brokers.contract.inspection import Filter, Page, QueueStats, is_own
+from tidemill.client.inline_jobs import JobStore, move_due
 from tidemill.client.job_handle import Job
 from tidemill.client.task import Task
 from tidemill.core.config import check_known, check_name
-from tidemill.core.job import GROUP, Record, State
+from tidemill.core.job import GROUP, State
 from tidemill.core.suggest import did_you_mean
 from tidemill.errors import InvalidOption
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from tidemill.runtime import Runtime
 
 _PAGE = 200
-_LAST_STEP = "."  # the cursor of a page that has only the last step of a chain
 
 _MORE_READS = 10
 """The most further reads for one page, in place of records that the page leaves out."""
@@ -124,36 +120,16 @@ def find_shown(store: JobStore, what: Filter, limit: int, cursor: str) -> Page:
     """A page without the records of groups and holds, unless the filter asks for them."""
     if not cursor:
         move_due(store)
-    if what.task == GROUP or is_own(what.queue):
-        return store.find(what, limit, cursor)
-    if cursor == _LAST_STEP:
-        return Page(_last_step(store, what))
     page = store.find(what, limit, cursor)
+    if what.task == GROUP or is_own(what.queue):
+        return page
     shown = [record for record in page.records if not is_own(record.envelope.queue)]
     for _ in range(_MORE_READS):
         if not page.cursor or len(shown) == limit:
             break
         page = store.find(what, limit - len(shown), page.cursor)
         shown += [record for record in page.records if not is_own(record.envelope.queue)]
-    if not page.cursor and (step := _last_step(store, what)):
-        return Page(shown, _LAST_STEP) if len(shown) == limit else Page(shown + step)
     return Page(shown, page.cursor)
-
-
-def _last_step(store: JobStore, what: Filter) -> list[Record]:
-    """The last step of the chain whose jobs are searched, if the step matches.
-
-    It is the oldest job of the chain, and has the id of the chain.
-    """
-    chain_id, _, rest = what.id_prefix.rpartition(".")
-    if not chain_id or rest or isinstance(store, InlineJobs) or Feature.FLOWS not in store.features:
-        return []
-    record, others = store.get(chain_id), msgspec.structs.replace(what, id_prefix="")
-    if record is None or not record.envelope.links or is_own(record.envelope.queue):
-        return []
-    if store.get(f"{chain_id}.0000") is None:  # it has no first step, so it is no chain
-        return []
-    return [record.for_list()] if matches(record, others) else []
 
 
 def users_queues(rows: Iterable[QueueStats]) -> list[QueueStats]:

@@ -19,10 +19,6 @@ def inc(number: int) -> int:
     return number + 1
 
 
-def bad(number: int) -> None:
-    raise ValueError("no")
-
-
 def hear(ended: Any) -> None: ...
 
 
@@ -69,26 +65,6 @@ def test_states(mill: Tidemill, task: Any) -> None:
     assert [job.id for job in mill.jobs(failed)] == found["failed"]
     with pytest.raises(InvalidOption, match="either a Filter or options"):
         mill.jobs(failed, queue="mail")
-
-
-def test_the_jobs_of_a_chain_are_all_its_steps(mill: Tidemill, task: Any) -> None:
-    handle = mill.enqueue(chain(task.call(1), group([mill.task(name="bad", retries=0)(bad)]), task))
-    run_all(mill)
-    ids = [f"{handle.id}.0000", f"{handle.id}.0001.0000000", handle.id]
-    assert sorted(job.id for job in mill.jobs(group=handle.id)) == sorted(ids)
-    # in pages
-    found: list[str] = []
-    cursor = ""
-    for _ in ids:
-        page = mill.jobs(group=handle.id).page(1, cursor)
-        found += [record.envelope.id for record in page.records]
-        assert page.records[0].listed
-        cursor = page.cursor
-    assert (found[-1], sorted(found), cursor) == (handle.id, sorted(ids), "")
-    # under the other conditions
-    for state, count in (("cancelled", 1), ("failed", 1), ("running", 0)):
-        assert len(list(mill.jobs(group=handle.id, state=state))) == count
-    assert list(mill.jobs(group=handle.steps[0].id)) == []
 
 
 def test_the_same_with_async_for(mill: Tidemill, task: Any) -> None:
