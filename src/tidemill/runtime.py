@@ -77,6 +77,7 @@ class Runtime:
         run_coroutine: runs the coroutine of an async task in its caller.
         worker_command: the command that starts a worker, if the app knows a better one.
         reading: True opens the broker only to read, and makes no file.
+        imports_tasks: False in a job server, whose clients must not choose modules to import.
         current_batch: the open batch of the calling code, or None.
     """
 
@@ -112,7 +113,7 @@ class Runtime:
         self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = _run_coroutine
         self.worker_command = ""
         self.local_tasks: set[str] = set()
-        self.reading = False
+        self.reading, self.imports_tasks = False, True
         self._url, self._found = url, url is None  # the log names a URL that the user did not give
         self._env = env, prefix
         self._broker: Store | None = None

@@ -111,9 +111,10 @@ class DjangoRuntime(Runtime):
 
     def declared(self, name: str) -> Task[..., Any] | None:
         """The task of a name; a module of the project is imported to find the task."""
-        # An event loop imports nothing: its job server takes names from clients. A module may need
-        # what only the workers have.
-        if name not in self.tasks and apps.ready and not is_in_event_loop():
+        # An event loop imports nothing: an import would block the loop. A module may need what only
+        # the workers have.
+        may_import = self.imports_tasks and apps.ready and not is_in_event_loop()
+        if name not in self.tasks and may_import:
             with contextlib.suppress(ImportError):
                 self._import_module_of(name)
         return self.tasks.get(name)

@@ -145,6 +145,7 @@ class Backend:
 
     def __init__(self, mill: Tidemill, settings: Settings) -> None:
         self.mill = mill
+        mill.runtime.imports_tasks = False
         self.settings = settings
         self.started = clock.wall()
         self.queue = functools.lru_cache(1000)(mill.queue)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 from asgiref.sync import async_to_sync
 from django.conf import settings
@@ -30,6 +31,8 @@ from tidemill.django.project import DjangoMill
 from tidemill.django.settings import read_settings
 from tidemill.django.testing import TidemillTestCase, _connections_shared, immediate, run_jobs
 from tidemill.errors import CodecError
+from tidemill.server.http.backend import Backend
+from tidemill.server.settings import Settings as ServerSettings
 
 
 class Settings(SimpleTestCase):
@@ -139,6 +142,13 @@ class Tasks(TidemillTestCase):
         call = mill.call("project.script.far").using(queue="far")
         job = async_to_sync(mill.aenqueue)(call)
         self.assertEqual(job.state, State.READY)
+
+    def test_a_job_server_imports_no_module_for_a_call_by_name(self):
+        with mock.patch.object(mill.runtime, "imports_tasks", mill.runtime.imports_tasks):
+            Backend(mill, ServerSettings())
+            job = mill.enqueue(mill.call("project.script.far").using(queue="far"))
+        self.assertEqual(job.state, State.READY)
+        self.assertNotIn("project.script", sys.modules)
 
     def test_jobs_run_at_once_inside_immediate(self):
         with immediate():
