@@ -13,7 +13,6 @@ from kinds import Kind
 from tidemill import Ended, Flow, InvalidOption, JobFailed, State, Tidemill, chain, group
 from tidemill.brokers.contract.features import Feature
 from tidemill.client.compositions import delete_jobs, retry_jobs
-from tidemill.client.explain import explain_in
 from tidemill.core.codec import pack, sign_result
 from tidemill.core.job import Outcome
 from tidemill.errors import RetryRefused
@@ -234,25 +233,6 @@ def test_a_call_that_waits_for_any_end_waits_for_the_end_of_a_retry(tasks: Tasks
     tasks.is_broken = False
     run_all(tasks.mill, scheduled=True)
     assert tasks.ran == ["fail", "fail", "x"]
-
-
-def test_explain_names_the_job_whose_turn_it_is_in_a_nested_chain(tasks: Tasks) -> None:
-    mill, ok, owner = tasks.mill, tasks.ok, hands(tasks)
-    inner = chain(ok.call(), group([chain(ok, ok)]), ok).on_complete(tasks.hook)
-    whole = mill.enqueue(chain(inner, ok, ok))
-    first, later = f"{whole.id}.0000.0000", f"{whole.id}.0000.0001.0000000.0000"
-
-    def why(job_id: str) -> str:
-        return explain_in(mill.broker, mill.job(job_id).refresh())
-
-    for job_id, waits_for in ((whole.id, "0001"), (f"{whole.id}.0001", "0000")):
-        text = f"It waits until 1 earlier job succeeds: {whole.id}.{waits_for} (waiting)"
-        assert why(job_id) == f"{text}; now it is the turn of {first} (ready)"
-    # when this job runs, and when it has ended
-    [lease] = owner.take()
-    assert why(whole.id).endswith(f"; now it is the turn of {first} (running)")
-    assert owner.settle(lease, result=pack("ok"))
-    assert why(whole.id).endswith(f"; now it is the turn of {later} (ready)")
 
 
 @pytest.mark.parametrize("act", ["cancel", "alter", "delete"])

@@ -466,30 +466,6 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]
 
 
-def test_a_chain_shows_its_steps(desk: Desk) -> None:
-    handle = desk.mill.enqueue(chain(group([desk.add.call(1)]), desk.bad, desk.add))
-    first, second, _ = handle.steps
-    desk.work()
-    facts = desk.json("job", handle.id)
-    assert [(step["id"], step["state"]) for step in facts["steps"]] == [
-        (first.id, "succeeded"),
-        (second.id, "failed"),
-        (handle.id, "cancelled"),
-    ]
-    lines = desk.run("job", handle.id).stdout.splitlines()
-    shown = [line.split() for line in lines if line.startswith(("chain ", "step "))]
-    assert shown[0] == ["chain", "failed,", "1", "of", "3", "steps", "succeeded"]
-    assert [words[1:4] for words in shown[1:]] == [
-        ["1", "succeeded", first.id],
-        ["2", "failed", second.id],
-        ["3", "cancelled", handle.id],
-    ]
-    assert "cannot do" in " ".join(shown[2])
-    # any other job has no steps
-    assert desk.json("job", second.id)["steps"] is None
-    assert desk.json("job", first.id)["steps"] is None
-
-
 def test_a_retry_by_the_id_of_a_chain_is_of_the_whole(desk: Desk) -> None:
     # case M2
     inner = chain(desk.bad.call("x"), desk.add.call(), desk.add.call())

@@ -26,7 +26,7 @@ _VERBS = {  # the module of each verb, and the first sentence of its help
     "token": ("cli.server", "Manage the tokens for tidemill server --auth FILE."),
     "enqueue": ("cli.enqueue", "Enqueue a call of TASK."),
     "jobs": ("cli.jobs", "List jobs, newest first."),
-    "job": ("cli.jobs", "Show a job, or a chain with its steps: its settings, events and result."),
+    "job": ("cli.jobs", "Show one job: its settings, its events in order, its result."),
     "explain": ("cli.jobs", "Explain in one sentence why a job is in its state."),
     "retry": ("cli.job_actions", "Retry jobs: start a new run of each, with all its attempts."),
     "cancel": ("cli.job_actions", "Cancel jobs that have not finished."),

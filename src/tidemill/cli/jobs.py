@@ -13,14 +13,13 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
 from tidemill.cli.connect import store_options, with_default
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
-from tidemill.client.compositions import end_of, size_of, steps_of
+from tidemill.client.compositions import size_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
 from tidemill.client.queues import no_such_queue
 from tidemill.core.clock import short_id
 from tidemill.core.envelope import priority_of
 from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State
 from tidemill.core.suggest import hint
-from tidemill.core.words import counted
 from tidemill.doctor import words
 from tidemill.errors import CodecError
 
@@ -121,7 +120,7 @@ def _print_traceback(out: Console, trace: str, name: str, seen: dict[str, str]) 
 @click.argument("id")
 @store_options
 def job(mill: Tidemill, id: str, as_json: bool) -> None:
-    """Show a job, or a chain with its steps: its settings, events and result.
+    """Show one job: its settings, its events in order, its result.
 
     A beginning or an ending of the id is enough, if no other id has it.
     """
@@ -134,14 +133,13 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
         ]
         answer = {"result": console.plain(result), "result_readable": readable, "trail": trail}
         answer["members"] = _members(mill, record)
-        answer["steps"] = [step.public() for step in steps_of(mill.broker, record)] or None
         console.print_json(record.public() | answer)
         return
     _print_job(console.console(), mill, record)
 
 
 def _print_job(out: Console, mill: Tidemill, record: Record) -> None:
-    for name, value in [*_facts(record), *_counts(mill, record), *_steps(mill, record)]:
+    for name, value in [*_facts(record), *_counts(mill, record)]:
         out.print(f"{name:<9} {console.clean(value, one_line=True)}")
     out.print()
     _print_trail(out, record)
@@ -232,21 +230,6 @@ def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
         return [("members", f"{text} {record.envelope.id}")]
     failed = f", {record.failures:,} of them without success" if record.failures else ""
     return [("members", f"{members['ended']:,} of {members['count']:,} have ended{failed}")]
-
-
-def _steps(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
-    """A line for the chain that a job stands for, and a line for each step."""
-    steps = steps_of(mill.broker, record)
-    if not steps:
-        return []
-    good = sum(step.state is State.SUCCEEDED for step in steps)
-    state = end_of(mill.broker, record).state
-    lines = [("chain", f"{state}, {good} of {counted(len(steps), 'step')} succeeded")]
-    for number, step in enumerate(steps, 1):
-        e, error = step.envelope, f": {step.latest_error}" if step.latest_error else ""
-        what = f"group of {e.text}" if e.task == GROUP else f"{e.task}({e.text})"
-        lines.append((f"step {number}", f"{step.state:<9} {e.id}  {what}{error}"))
-    return lines
 
 
 def _print_trail(out: Console, record: Record) -> None:

@@ -125,22 +125,6 @@ def result_of(end: Input, *, lenient: bool, keys: Sequence[bytes]) -> Any:
     raise Fail(f"the result of job {end.id}, which is an argument, is missing: that job is {how}")
 
 
-STEPS_MOST = 100  # the most steps of a chain that :func:`steps_of` reads, besides the last
-
-
-def steps_of(store: JobStore, record: Record) -> list[Record]:
-    """The steps of the chain that a record stands for, in order; empty for any other job."""
-    if record.envelope.links is None:
-        return []
-    found: list[Record] = []
-    for index in range(STEPS_MOST):
-        step = store.get(f"{record.envelope.id}.{index:04d}")
-        if step is None:
-            break
-        found.append(step)
-    return [*found, record] if found else []
-
-
 # -- acts ------------------------------------------------------------------------------------------
 
 _WITHOUT_SUCCESS = FINISHED - {State.SUCCEEDED}
@@ -503,27 +487,16 @@ MOST_LOOKED_AT = 5
 _FLOW_JOBS = 500  # the most jobs of a flow that :func:`jobs_before` reads
 
 
-def cause_of(store: JobStore, record: Record, id_prefix: str = "") -> Record | None:
-    """The job whose end made this job end, perhaps through others; None if unknown.
-
-    With ``id_prefix`` the jobs in between have such ids, too.
-    """
+def cause_of(store: JobStore, record: Record) -> Record | None:
+    """The job whose end made this job end, perhaps through others; None if unknown."""
     found = None
     while was_dropped(record):
         parents = [r for r in parents_of(store, record) if r.state in _WITHOUT_SUCCESS]
         ended = _members_of(store, record) + parents
-        ended = [r for r in ended if r.envelope.id.startswith(id_prefix)]
         if not ended:
             break
         found = record = ended[0]
     return found
-
-
-def end_of(store: JobStore, record: Record) -> Record:
-    """The record that says how a job ended: for a chain's id, that of the job that stopped it."""
-    if record.envelope.task == GROUP:
-        return record
-    return cause_of(store, record, f"{record.envelope.id}.") or record
 
 
 def cause_text(cause: Record) -> str:
@@ -560,26 +533,6 @@ def jobs_before(store: JobStore, record: Record) -> list[Record]:
             return [r for r in reversed(found) if r.envelope.id not in links.inputs]
         whole = whole.rpartition(".")[0]
     return []
-
-
-def on_turn(store: JobStore, record: Record) -> Record | None:
-    """The job that may run now, and that a waiting job waits for through others; None if unknown.
-
-    The search goes back at most :data:`STEPS_MOST` jobs.
-    """
-    for _ in range(STEPS_MOST):
-        for state in (State.RUNNING, State.READY, State.SCHEDULED):
-            near = Filter(
-                states=frozenset({state}), id_prefix=f"{record.envelope.id}.", look=_FLOW_JOBS
-            )
-            found = store.find(near, _HOOKS_MOST + 1).records
-            if steps := [step for step in found if not is_hook(step)]:
-                return steps[0]
-        parents = [r for r in parents_of(store, record) if not r.state.finished]
-        if not parents or parents[0].state is not State.WAITING:
-            return parents[0] if parents else None
-        record = parents[0]
-    return None
 
 
 def _members_of(store: JobStore, record: Record) -> list[Record]:

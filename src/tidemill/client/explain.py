@@ -14,7 +14,7 @@ from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import QueueStats
 from tidemill.brokers.contract.limits import with_limits
 from tidemill.brokers.contract.store import Store
-from tidemill.client.compositions import cause_of, cause_text, on_turn, parents_of, why_not_retried
+from tidemill.client.compositions import cause_of, cause_text, parents_of, why_not_retried
 from tidemill.core.clock import clock, local_time
 from tidemill.core.config import main_module
 from tidemill.core.envelope import LimitSettings, priority_of
@@ -51,11 +51,7 @@ def explain_in(broker: Store, record: Record) -> str:
     if state is State.WAITING:
         parents = [r for r in parents_of(broker, record) if r.state is not State.SUCCEEDED]
         named = ", ".join(f"{r.envelope.id} ({r.state})" for r in parents)
-        text = f"{_waiting(record)}: {named}" if named else _waiting(record)
-        turn = on_turn(broker, record) if parents and parents[0].state is State.WAITING else None
-        if turn is None:
-            return text
-        return f"{text}; now it is the turn of {turn.envelope.id} ({turn.state})"
+        return f"{_waiting(record)}: {named}" if named else _waiting(record)
     how = "was cancelled" if state is State.CANCELLED else str(state)
     text = f"It {how}" + (f": {record.error}" if record.error else "")
     cause = cause_of(broker, record)

@@ -24,7 +24,6 @@ from tidemill.client.compositions import (
     cause_of,
     cause_text,
     delete_jobs,
-    end_of,
     group_results,
     retry_job,
 )
@@ -82,7 +81,7 @@ class Job(Generic[R]):
             ``successor``; empty for a handle made from an id.
     """
 
-    __slots__ = ("_fresh", "_pending", "_record", "_runtime", "_step", "id", "placed")
+    __slots__ = ("_fresh", "_pending", "_record", "_runtime", "id", "placed")
 
     def __init__(
         self, runtime: Runtime, job_id: str, placed: str = "", *, pending: str = ""
@@ -91,7 +90,6 @@ class Job(Generic[R]):
         self._record: Record | None = None  # as it was read last
         self._fresh = 0.0  # until this time, the record counts as read now
         self._pending = pending  # why the store may not have the job
-        self._step = False  # True for the last step of a chain, which has the id of the chain
         self.id = job_id
         self.placed = placed
 
@@ -165,14 +163,8 @@ class Job(Generic[R]):
 
     @property
     def state(self) -> State:
-        """The state of the job. A chain has the state of the job that stopped it.
-
-        The record of ``refresh()`` is that of the last step, which is then ``cancelled``.
-        """
-        return self._end(self._facts).state
-
-    def _end(self, record: Record) -> Record:
-        return record if self._step else end_of(self._runtime.job_store, record)
+        """The state of the job."""
+        return self._facts.state
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -181,11 +173,8 @@ class Job(Generic[R]):
 
     @property
     def error(self) -> str:
-        """The error of the job or of its latest attempt; empty without an error.
-
-        A chain has the error of the job that stopped it.
-        """
-        return self._end(self._facts).latest_error
+        """The error of the job or of its latest attempt; empty without an error."""
+        return self._facts.latest_error
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -223,7 +212,7 @@ class Job(Generic[R]):
             record = self._wait(timeout)
         except JobPruned:
             return State.SUCCEEDED
-        return State.SUCCEEDED if record is None else self._end(record).state
+        return State.SUCCEEDED if record is None else record.state
 
     def _wait(self, timeout: Seconds | None) -> Record | None:
         """The record of the finished job; None for a chain that has run in the caller."""
@@ -280,11 +269,10 @@ class Job(Generic[R]):
         """The error of a job that did not succeed; its cause is the failed job before this job."""
         cause = cause_of(self._runtime.job_store, record)
         why = record.error if cause is None else f"{record.error}; {cause_text(cause)}"
-        state = self._end(record).state
         error: TidemillError
-        if state is State.CANCELLED:
+        if record.state is State.CANCELLED:
             error = JobCancelled(f"job {self.id} was cancelled: {why}")
-        elif state is State.EXPIRED:
+        elif record.state is State.EXPIRED:
             error = JobExpired(f"job {self.id} expired: {why}")
         else:
             error = JobFailed(self.id, why, record.latest_traceback)
@@ -357,9 +345,7 @@ class Job(Generic[R]):
             record = await self._await_end(timeout)
         except JobPruned:
             return State.SUCCEEDED
-        if record is None or record.state is State.SUCCEEDED:
-            return State.SUCCEEDED
-        return (await self._runtime.threaded(self._end, record)).state
+        return State.SUCCEEDED if record is None else record.state
 
     async def _await_end(self, timeout: Seconds | None) -> Record | None:
         import asyncio
@@ -399,15 +385,18 @@ class Job(Generic[R]):
 
     async def astate(self) -> State:
         """As ``state``."""
-        return await self._runtime.threaded(lambda: self.state)
+        return (await self._afacts()).state
 
     async def aprogress(self) -> tuple[int, int] | None:
         """As ``progress``."""
-        return await self._runtime.threaded(lambda: self.progress)
+        return (await self._afacts()).progress
 
     async def aerror(self) -> str:
         """As ``error``."""
-        return await self._runtime.threaded(lambda: self.error)
+        return (await self._afacts()).latest_error
+
+    async def _afacts(self) -> Record:
+        return await self._runtime.threaded(lambda: self._facts)
 
     # -- plumbing -------------------------------------------------------------------------------
 

@@ -373,8 +373,6 @@ class JobChain(Job[R]):
     ) -> None:
         super().__init__(runtime, job_id, pending=pending)
         self.steps = tuple(steps)
-        if type(self.steps[-1]) is Job:
-            self.steps[-1]._step = True
 
     @classmethod
     def done(cls, runtime: Runtime, job_id: str, steps: Sequence[Any]) -> JobChain[R]:
