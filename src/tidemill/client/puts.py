@@ -329,7 +329,6 @@ class PendingPuts:
         self._handles.append(made.jobs)
 
     def holds(self, job_id: str) -> bool:
-        """True when the job is among these puts."""
         return any(job.id == job_id for handles in self._handles for job in handles)
 
     def names(self) -> list[str]:

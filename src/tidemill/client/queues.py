@@ -363,7 +363,6 @@ def delete_queue(runtime: Runtime, name: str, *, force: bool) -> int:
 
 
 def no_such_queue(name: str, known: Iterable[str]) -> TidemillError:
-    """The error for a name that no queue has."""
     return TidemillError(f"no queue has the name {name!r} here; {hint(name, known)}")
 
 

@@ -105,7 +105,6 @@ def folder_mode(mode: int) -> int:
 
 
 def _file_mode(folder: int) -> int:
-    """The mode of files in a folder of mode ``folder``."""
     # Users who may make files in the folder may read and write its files. In a sticky folder this
     # holds only for the owner and the group.
     mode = 0o600

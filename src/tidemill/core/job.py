@@ -362,7 +362,6 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def latest_traceback(self) -> str:
-        """The traceback of the latest attempt; empty without one."""
         return self.attempts[-1].traceback if self.attempts else ""
 
     @property

@@ -121,7 +121,6 @@ class Event:
         self._happened = False
 
     def is_set(self) -> bool:
-        """True once the event has happened."""
         return self._happened
 
     def set(self) -> None:

@@ -55,7 +55,6 @@ def clock(when: float | None) -> str:
 
 
 def zone_named(name: str) -> dt.tzinfo | None:
-    """The time zone of this name; None for an unknown name."""
     if name == "localtime":  # Debian's link to the zone of the server, which no browser knows
         return None
     try:
@@ -75,7 +74,6 @@ def size(count: float | None) -> str:
 
 
 def percent(part: float | None) -> str:
-    """A part, 0 to 1, as percent."""
     if part is None:
         return NOTHING
     return f"{part * 100:.1f} %" if 0 < part < 0.1 else f"{part * 100:.0f} %"

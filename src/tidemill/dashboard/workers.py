@@ -35,8 +35,6 @@ HERTZ = 100.0
 
 
 class Run(NamedTuple):
-    """A job that a worker holds."""
-
     record: Record
     pid: int  # 0 without a scoreboard on this machine
     started: float  # the time of the lease without a scoreboard on this machine

@@ -233,7 +233,6 @@ def _worker(home: Path, options: list[str]) -> Iterator[subprocess.Popen[bytes]]
 
 
 def _report(folder: Path, found: dict[str, Record | None], done: int) -> dict[str, Any]:
-    """Add up the results."""
     timed_out, late = found[_TIMES_OUT], found[_DELAYED]
     records = [record for record in found.values() if record is not None]
     files = [r for r in records if r.state is State.SUCCEEDED and r is not late]

@@ -70,7 +70,6 @@ def view(request: Any, path: str = "") -> Any:
 
 
 def _login_url() -> str:
-    """The URL of the admin's login page, if the project has the admin."""
     try:
         return str(reverse("admin:login"))
     except NoReverseMatch:

@@ -348,7 +348,6 @@ def matches(
 def _stored(
     runtime: Runtime, name: str, call: Call[Any], when: When, *, code: bool = False
 ) -> Stored:
-    """The body of a record."""
     return Stored(
         rule=when.rule,
         job=signed_job(runtime, name, call),
@@ -370,7 +369,6 @@ def signed_job(runtime: Runtime, name: str, call: Call[Any]) -> Envelope:
 
 
 def _checked(name: str, call: Any) -> Call[Any]:
-    """Check the call of a schedule."""
     if not isinstance(call, Call):
         raise InvalidOption(f"schedule {name!r} takes task.call(…), not {call!r}")
     if call.missing is not None:

@@ -95,7 +95,6 @@ def check(settings: Settings) -> Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address or a name."""
     if host == "localhost":
         return True
     try:

@@ -77,7 +77,6 @@ class SharedOwner:
         self.broker = broker
 
     async def open(self) -> None:
-        """Attach the owner, and start its dispatcher."""
         await asyncio.to_thread(self.broker.attach, self.owner)
         self._dispatcher.start()
 
@@ -176,7 +175,6 @@ class SharedOwner:
         return await answer
 
     def settle_later(self, verdict: Verdict, commit: PendingCommit | None = None) -> None:
-        """Settle a job without waiting for the answer."""
         self._dispatcher.send(PendingVerdict(verdict, None, None, commit))
 
     async def touch(

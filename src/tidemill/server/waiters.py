@@ -46,8 +46,6 @@ class JobKinds(NamedTuple):
 
 
 class ReservedJob(NamedTuple):
-    """A job that a client has reserved."""
-
     lease: Lease
     envelope: Envelope
     commit: PendingCommit | None = None

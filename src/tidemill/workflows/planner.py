@@ -72,8 +72,6 @@ def step_id(chain_id: str, index: int, count: int) -> str:
 
 
 class Plan:
-    """The jobs of one composition."""
-
     def __init__(self, runtime: Runtime, node: Node, job_id: str) -> None:
         self._runtime = runtime
         self._node = node

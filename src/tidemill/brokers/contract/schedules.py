@@ -94,8 +94,6 @@ class Changed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Schedules(Protocol):
-    """Records of schedules."""
-
     def wall(self) -> float:
         """The wall time by which schedules are due: the server's, or of this machine."""
         ...

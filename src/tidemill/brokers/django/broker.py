@@ -122,7 +122,6 @@ class DjangoBroker(StoreCalls):
         self.waits = Waits(self._store)
 
     def _open(self) -> Store:
-        """The store, for this process."""
         if self._closed:
             raise TidemillError("this broker is closed")
         if self._pid != os.getpid():

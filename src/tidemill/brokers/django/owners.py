@@ -48,7 +48,6 @@ def number_of(owner_id: str) -> int:
 
 
 def _row(found: Sequence[Any], now: float) -> Row:
-    """The row of an owner on the list."""
     facts, until, busy = found
     owner = _decode(bytes(facts))
     return Row(owner, number_of(owner.id), now - max(until, busy or 0.0))

@@ -87,7 +87,6 @@ def select_in(text: str, values: Iterable[Any]) -> list[Statement]:
 
 
 def in_parts(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """The values in parts, each of ``size`` values or fewer."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
 

@@ -13,8 +13,6 @@ from tidemill.brokers.shared.waits import Until, ready_of
 
 
 class Waits:
-    """The waits of one broker."""
-
     # A wait ends soon after a ring on this machine. Without a ring it ends at the next poll.
 
     def __init__(self, store: Store) -> None:

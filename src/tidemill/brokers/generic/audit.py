@@ -23,8 +23,6 @@ _number = itertools.count()
 
 
 class AuditNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One action of a user."""
-
     at: float  # wall time
     who: str  # the name of the user
     what: str  # the action in words, such as ``paused queue``

@@ -55,8 +55,6 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of a purge."""
-
     jobs: int  # the number of jobs that left the queue
     kept: int = 0  # the number of these jobs that can be restored
     id: str = ""  # the id of the purge; empty when no job was kept

@@ -26,7 +26,6 @@ def host_and_port(text: str, default: int, shown: str) -> tuple[str, int]:
 
 
 def mask_password(url: str) -> str:
-    """A URL with its password masked."""
     return re.sub(r"(://[^/?@]*:).*@(?=[^@]*$)", r"\1***@", url)
 
 

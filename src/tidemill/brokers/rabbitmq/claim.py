@@ -58,8 +58,6 @@ class OwnerContext(msgspec.Struct, frozen=True):
 
 
 class AttachedOwner:
-    """One owner of this process."""
-
     def __init__(self, owner: Owner, context: OwnerContext) -> None:
         self.owner = owner
         self._context = context

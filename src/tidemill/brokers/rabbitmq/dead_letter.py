@@ -127,7 +127,6 @@ class DeadLetters:
         return self._each(ids, self._again)
 
     def delete(self, ids: Iterable[str]) -> list[bool]:
-        """Delete failed jobs."""
         return self._each(ids, lambda properties, body: [])
 
     def _each(

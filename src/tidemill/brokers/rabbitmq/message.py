@@ -165,7 +165,6 @@ class Writer:
 
 
 def read(properties: Properties, body: bytes, *, redelivered: bool) -> Carried:
-    """Read the job of a message."""
     envelope = decode_envelope(body)
     if isinstance(properties, bytes):
         run = plain_run(properties)

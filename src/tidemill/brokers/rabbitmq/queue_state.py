@@ -147,7 +147,6 @@ class QueueState:
         return bool(self._holds) or not (self.empty or self.late)
 
     def take(self, most: int = 1) -> list[HeldMessage]:
-        """Take the next messages, ``most`` at most."""
         return [self._holds.popleft() for _ in range(min(most, len(self._holds)))]
 
     def cut(self, most: int) -> list[HeldMessage]:

@@ -67,7 +67,6 @@ class Limit:
 
     @property
     def is_broken(self) -> bool:
-        """True when the breaker keeps the next job waiting."""
         breaker = self.terms.breaker
         return breaker is not None and self.limiter.failures >= breaker[0]
 

@@ -16,8 +16,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 
 class Framework(NamedTuple):
-    """The parts of one framework."""
-
     name: str
     base: Any
     backends: Any

@@ -38,7 +38,6 @@ _write = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def body_of(mill: Tidemill, envelope: Envelope) -> bytes:
-    """The body of a job for a client."""
     body = value_in(envelope, mill.runtime.keys)
     if envelope.task:
         args, kwargs = body
@@ -75,7 +74,6 @@ def envelope_of(mill: Tidemill, tube: str, job: PutJob, job_id: str, call: Call 
 
 
 def call_in(body: bytes) -> Call | None:
-    """The call of a task in a body, if it has one."""
     if not body.lstrip().startswith(b"{"):
         return None
     try:

@@ -36,7 +36,6 @@ Answer = bytes | Coroutine[Any, Any, bytes]
 
 
 def answer(port: PortState, client: Client, command: parser.Command) -> Answer:
-    """Do a command of a client."""
     if command.job is not None:
         client.produces = True
         return _put(port, client.use.name, command.job)

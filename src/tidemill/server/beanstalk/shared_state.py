@@ -169,7 +169,6 @@ class Tubes:
         return name == "default" or (tube is not None and tube.is_in_use)
 
     def in_use(self) -> list[str]:
-        """The tubes that exist even without jobs in the store."""
         return [name for name in self._tubes if self.is_in_use(name)]
 
 

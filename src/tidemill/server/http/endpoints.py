@@ -65,7 +65,6 @@ class Call:
 
     @property
     def sees_arguments(self) -> bool:
-        """Whether the client may see arguments and results of jobs."""
         return self.exchange.role >= Role[self.backend.settings.see_arguments.upper()]
 
     def shown(self, record: Record) -> Record:
@@ -313,7 +312,6 @@ def _refuse_fields(data: bytes) -> None:
 
 
 def json_of(data: bytes, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
-    """The value of a body in JSON."""
     try:
         return decode(data)
     except UnicodeDecodeError as error:

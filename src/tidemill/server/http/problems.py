@@ -118,7 +118,6 @@ _OF_ERRORS: tuple[tuple[type[errors.TidemillError], str], ...] = (  # the first 
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """The problem for an error; None for an unexpected error."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, msgspec.MsgspecError):

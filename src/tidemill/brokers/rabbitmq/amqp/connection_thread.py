@@ -138,7 +138,6 @@ class ConnectionThread:
         self.do(lambda: self._listeners.remove(listener) if listener in self._listeners else None)
 
     def await_up(self, patience: float) -> None:
-        """Sleep until the connection is open."""
         self.start()
         with self._state:
             up = self._state.wait_for(lambda: self._connection or self._final, patience)
