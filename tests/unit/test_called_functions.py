@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dashboard_desk import Visitor
 
 from tidemill import Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
 from tidemill.brokers.shared.lost_jobs import LostJob, log_lost
 from tidemill.cli import main
-from tidemill.core.envelope import FUNCTION
+from tidemill.core.envelope import FUNCTION, Envelope
 from tidemill.core.job import Owner
 
 
@@ -26,8 +25,12 @@ def test_lists_and_logs_name_the_function(tmp_path: Path, caplog: pytest.LogCapt
         for verb in (["jobs"], ["top", "--once"]):
             done = CliRunner().invoke(main, [*verb, "--url", mill.broker.url])
             assert " shop.receipt " in done.stdout, done
-        assert ">shop.receipt<" in Visitor(mill).get("/workers")
         # and so does the log, when its worker is lost
         log_lost([LostJob(lease.open(), "lost")])
         assert caplog.records[-1].getMessage().startswith(f"shop.receipt[{lease.open().id}] failed")
         assert vars(caplog.records[-1])["tidemill_task"] == "shop.receipt"
+
+
+def test_a_name_that_cannot_be_printed_is_not_shown() -> None:
+    for name in ("", "shop.receipt\n2026-01-01 CRITICAL"):
+        assert Envelope(id="j", task="run", headers={FUNCTION: name}).called == "run"

@@ -175,7 +175,8 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     @property
     def called(self) -> str:
         """The task, or the function that it calls; a name for people."""
-        return self.headers.get(FUNCTION, self.task)
+        name = self.headers.get(FUNCTION, "")
+        return name if name and name.isprintable() else self.task  # any client may set headers
 
     @property
     def is_message(self) -> bool:
