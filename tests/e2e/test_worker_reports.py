@@ -69,7 +69,7 @@ def run(place: Place, *words: str, code: int = 0) -> str:
 
 
 def reports(place: Place) -> list[Schedule]:
-    return Notes(place.mill.broker, KIND, "test").list()
+    return list(Notes(place.mill.broker, KIND, "test").list())
 
 
 def of_both(place: Place) -> Any:
