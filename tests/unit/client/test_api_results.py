@@ -296,20 +296,20 @@ def test_a_copy_of_a_signed_job_can_be_put_again(make_mill: Any) -> None:
     job = mill.enqueue(task.call(1))
     mill.schedules.add("s", task.call(2), every=60)
     fired = mill.schedules.run("s")
-    run_all(mill)
+    run_all(mill, concurrency=1)
     copies = [one.refresh().envelope for one in (job, fired)]
     # given a deleted job and a removed schedule
     mill.schedules.remove("s")
     mill.broker.delete([copy.id for copy in copies])
     # when somebody without the key puts the copies into the store
     mill.broker.put(copies)
-    run_all(mill)
+    run_all(mill, concurrency=1)
     # then they run again, until the key is removed
     assert ran == [1, 2, 1, 2]
     mill.runtime.keys[:] = [b"new"]
     mill.broker.delete([copy.id for copy in copies])
     mill.broker.put(copies)
-    run_all(mill)
+    run_all(mill, concurrency=1)
     assert ran == [1, 2, 1, 2]
 
 
