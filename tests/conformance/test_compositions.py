@@ -56,6 +56,7 @@ class Tasks:
         return {
             "chain": chain(ok, self.fail, then),
             "chain of chains": chain(chain(fail, self.ok.call(name="in")), then),
+            "chain at the end": chain(ok, chain(self.fail, then)),
             "group of chains": group([ok, chain(fail, then)]),
             "group of groups": chain(group([ok, group([fail, ok])]), then),
             "last step of a member": chain(group([ok, chain(ok, self.fail)]), then),

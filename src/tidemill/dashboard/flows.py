@@ -32,7 +32,6 @@ from tidemill.dashboard.page import Page
 from tidemill.dashboard.roles import Role
 from tidemill.dashboard.routes import Routes
 from tidemill.errors import JobNotFound, RetryRefused
-from tidemill.workflows.planner import step_id
 
 routes = Routes()
 
@@ -106,7 +105,7 @@ def _small(mill: Tidemill, job_id: str) -> Record | None:
 
 def _first_id(whole: Envelope) -> str:
     """The id of the first member of a group, or of the first step of a chain."""
-    return member_id(whole.id, 0) if whole.task == GROUP else step_id(whole.id, 0, 2)
+    return member_id(whole.id, 0) if whole.task == GROUP else f"{whole.id}.0000"
 
 
 def _progress(mill: Tidemill, record: Record) -> tuple[int | None, int | None]:

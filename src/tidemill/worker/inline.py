@@ -188,7 +188,7 @@ class _Inline:
         if isinstance(node, Chain):
             steps = []
             for index, step in enumerate(node.steps):
-                handle, value = self.run(step, step_id(job_id, index, len(node.steps)), first)
+                handle, value = self.run(step, step_id(node, job_id, index), first)
                 steps.append(handle)
                 first = (value,)
             return JobChain.done(self._runtime, job_id, steps), first[0]

@@ -53,6 +53,15 @@ class Chain(Composition[JobChain[R]], Generic[R]):
     def __init__(self, steps: Sequence[Node]) -> None:
         super().__init__()
         self.steps = tuple(steps)
+        self.first = 0  # the number of the first step in the ids of the steps
+
+    def _numbered(self, first: int) -> Self:
+        """A copy with other numbers. A chain that ends with a chain gives its id to both."""
+        changed, last = copy.copy(self), self.steps[-1]
+        changed.first = first
+        if isinstance(last, Chain):
+            changed.steps = (*self.steps[:-1], last._numbered(first + len(self.steps) - 1))
+        return changed
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.steps))})"
@@ -193,7 +202,7 @@ def chain(*steps: Step) -> Chain[Any]:
     """
     if not steps:
         raise InvalidOption("a chain needs at least one call")
-    return Chain([as_node(step) for step in steps])
+    return Chain([as_node(step) for step in steps])._numbered(0)
 
 
 @overload

@@ -102,9 +102,8 @@ def _handle_of(runtime: Runtime, node: Node, job_id: str, pending: str) -> Any:
     if isinstance(node, Call):
         return Job(runtime, job_id, pending=pending)
     if isinstance(node, Chain):
-        count = len(node.steps)
         steps = [
-            _handle_of(runtime, step, step_id(job_id, index, count), pending)
+            _handle_of(runtime, step, step_id(node, job_id, index), pending)
             for index, step in enumerate(node.steps)
         ]
         return JobChain(runtime, job_id, steps, pending=pending)

@@ -67,8 +67,9 @@ class _Before(NamedTuple):
 _NOTHING = _Before()
 
 
-def step_id(chain_id: str, index: int, count: int) -> str:
-    return chain_id if index == count - 1 else f"{chain_id}.{index:04d}"
+def step_id(chain: Chain[Any], chain_id: str, index: int) -> str:
+    is_last = index == len(chain.steps) - 1
+    return chain_id if is_last else f"{chain_id}.{chain.first + index:04d}"
 
 
 class Plan:
@@ -139,13 +140,12 @@ class Plan:
         before: _Before,
         watched_by: tuple[str, ...],
     ) -> Iterator[Envelope]:
-        count = len(node.steps)
-        for index in reversed(range(count)):
-            step, own = node.steps[index], step_id(job_id, index, count)
+        for index in reversed(range(len(node.steps))):
+            step, own = node.steps[index], step_id(node, job_id, index)
             if not index:
                 yield from self._jobs(step, own, next, before, watched_by)
                 return
-            first = _after(node.steps[index - 1], step_id(job_id, index - 1, count))
+            first = _after(node.steps[index - 1], step_id(node, job_id, index - 1))
             yield from self._jobs(step, own, next, first, watched_by)
             next = tuple(_entries(step, own))
 
@@ -246,7 +246,7 @@ def _entries(node: Node, job_id: str) -> Iterator[str]:
     if isinstance(node, Call):
         yield job_id
     elif isinstance(node, Chain):
-        yield from _entries(node.steps[0], step_id(job_id, 0, len(node.steps)))
+        yield from _entries(node.steps[0], step_id(node, job_id, 0))
     else:
         roots: Sequence[tuple[int, Node]] = (
             list(enumerate(node.members.settle()))
@@ -263,7 +263,7 @@ def _trace(node: Node, job_id: str) -> Iterator[str]:
     """Ids of the jobs that decide how a node ends. The first failed job is the reason."""
     if isinstance(node, Chain):
         for index, step in enumerate(node.steps):
-            yield from _trace(step, step_id(job_id, index, len(node.steps)))
+            yield from _trace(step, step_id(node, job_id, index))
     else:
         yield job_id
 

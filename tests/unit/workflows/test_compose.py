@@ -126,6 +126,46 @@ def test_a_failed_step_stops_the_chain_and_the_hook_fires_once(tasks: Tasks) -> 
     assert not end.succeeded
 
 
+def test_a_chain_may_end_with_a_chain(both: Tasks) -> None:
+    inc, told = both.inc, both.hook
+    inner = chain(inc, chain(inc, inc).on_success(told.call("inner")))
+    whole = both.run(chain(inc.call(1), inc, inner).on_success(told.call("whole")))
+    assert whole.result(0) == 6
+    assert both.fired == ["inner", "whole"]
+    numbers = [whole.steps[0].id, whole.steps[1].id, whole.steps[2].steps[0].id]
+    assert numbers == [f"{whole.id}.{number:04d}" for number in range(3)]
+
+
+def test_the_ids_of_chains_in_chains(both: Tasks) -> None:
+    inc, total = both.inc, both.total
+    ends = chain(inc, chain(inc, inc))
+    flow = Flow()
+    flow.add(inc.call(flow.add(chain(inc.call(1), inc))))
+    shapes: list[tuple[Any, str]] = [
+        (chain(inc.call(1)), ""),
+        (chain(inc.call(1), inc, inc), ".0000 .0001"),
+        (chain(chain(inc.call(1), inc)), ".0000"),
+        (chain(inc.call(1), chain(inc)), ".0000"),
+        (chain(chain(inc.call(1), inc), inc), ".0000 .0000.0000"),
+        (chain(group([chain(inc.call(1), inc)]), total), ".0000.0000000 .0000.0000000.0000"),
+        (chain(inc.call(1), group([inc, inc])), ".0000 .0000000 .0000001"),
+        (flow, ".0000000 .0000000.0000 .0000001"),
+        # a chain at the end goes on with the numbers of the whole
+        (chain(inc.call(1), chain(inc, inc)), ".0000 .0001"),
+        (chain(inc.call(1), chain(inc, ends)), ".0000 .0001 .0002 .0003"),
+        (chain(inc.call(1), chain(chain(inc, inc), inc)), ".0000 .0001 .0001.0000"),
+        (
+            chain(inc.call(1), chain(inc, group([ends]))),
+            ".0000 .0001 .0000000 .0000000.0000 .0000000.0001",
+        ),
+        (chain(chain(inc.call(1), ends), inc), ".0000 .0000.0000 .0000.0001 .0000.0002"),
+    ]
+    for number, (shape, endings) in enumerate(shapes):
+        both.run(shape.using(id=f"n{number}"))
+        parts = {name for name in ids(both.mill) if name.startswith(f"n{number}.")}
+        assert parts == {f"n{number}{ending}" for ending in endings.split()}, repr(shape)
+
+
 def test_hooks_of_a_single_call(both: Tasks) -> None:
     handle = both.run(both.hooked(both.inc.call(1)))
     assert handle.result(0) == 2
