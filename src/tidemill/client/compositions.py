@@ -499,6 +499,29 @@ def cause_of(store: JobStore, record: Record) -> Record | None:
     return found
 
 
+def stopped_by(record: Record, prefixes: tuple[str, ...]) -> list[str]:
+    """The ids with these prefixes among the jobs that may have stopped a dropped job."""
+    links = record.envelope.links
+    if links is None or not was_dropped(record):
+        return []
+    return [job_id for job_id in links.inputs if job_id.startswith(prefixes)]
+
+
+def end_of(store: JobStore, record: Record, prefixes: tuple[str, ...]) -> Record:
+    """The job that stopped a chain, for the record of the last step; for others the record.
+
+    The ids of the steps before the last have ``prefixes``. Each step names the step before it.
+    """
+    while ids := stopped_by(record, prefixes):
+        found = map(store.get, ids[:MOST_LOOKED_AT])
+        ended = [r for r in found if r is not None and r.state in _WITHOUT_SUCCESS]
+        if not ended:
+            break
+        while ended:
+            record, ended = ended[0], _members_of(store, ended[0])
+    return record
+
+
 def cause_text(cause: Record) -> str:
     """A sentence that names the cause, how it ended, and its error."""
     how = "was cancelled" if cause.state is State.CANCELLED else str(cause.state)
@@ -543,4 +566,4 @@ def _members_of(store: JobStore, record: Record) -> list[Record]:
     for states in ({State.FAILED}, {State.CANCELLED, State.EXPIRED}):
         ended = Filter(states=frozenset(states), id_prefix=prefix)
         found = found or store.find(ended, limit=MOST_LOOKED_AT).records
-    return sorted(found, key=was_dropped)
+    return sorted((record for record in found if not is_hook(record)), key=was_dropped)

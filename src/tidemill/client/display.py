@@ -46,19 +46,19 @@ def html_table(handle: object, read: Callable[[], dict[str, str]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-def job_facts(record: Record) -> dict[str, str]:
+def job_facts(record: Record, end: Record) -> dict[str, str]:
     envelope, most = record.envelope, record.max_attempts
     done, total = record.progress or ("", 0)
     succeeded = record.state.value == "succeeded" and record.raw_result
     return {
         "job": envelope.id,
         "task": f"{envelope.task}({envelope.text})" if envelope.task else "message",
-        "state": str(record.state),
+        "state": str(end.state),
         "queue": envelope.queue,
         "attempts": f"{record.current_attempt} of {most}" if most else str(record.current_attempt),
         "progress": f"{done} of {total}" if total else str(done),
         "doing": record.progress_text,
-        "error": record.latest_error,
+        "error": end.latest_error,
         "created": _ago(envelope.created),
         "finished": _ago(record.finished),
         "result": repr(record.result) if succeeded else "",

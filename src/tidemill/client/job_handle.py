@@ -24,8 +24,10 @@ from tidemill.client.compositions import (
     cause_of,
     cause_text,
     delete_jobs,
+    end_of,
     group_results,
     retry_job,
+    stopped_by,
 )
 from tidemill.client.context import LIBRARIES, users_frames, waiting_for
 from tidemill.client.display import html_table, job_facts, open_bar
@@ -75,13 +77,17 @@ class Job(Generic[R]):
     that a search or ``as_completed`` has found uses the record that was just read, for a second. A
     search reads no results, logs and arguments.
 
+    A chain has the id of its last step. ``state``, ``error``, ``wait`` and ``result`` are those of
+    the job that stopped the chain. All else is of the last step, which is then ``cancelled``. The
+    handle that a search has found is of the last step alone.
+
     Attributes:
         id: the job's id.
         placed: the effect of the put: ``created``, ``kept``, ``replaced``, ``merged`` or
             ``successor``; empty for a handle made from an id.
     """
 
-    __slots__ = ("_fresh", "_pending", "_record", "_runtime", "id", "placed")
+    __slots__ = ("_end", "_fresh", "_is_step", "_pending", "_record", "_runtime", "id", "placed")
 
     def __init__(
         self, runtime: Runtime, job_id: str, placed: str = "", *, pending: str = ""
@@ -90,6 +96,8 @@ class Job(Generic[R]):
         self._record: Record | None = None  # as it was read last
         self._fresh = 0.0  # until this time, the record counts as read now
         self._pending = pending  # why the store may not have the job
+        self._is_step = False  # True for the last step of a chain alone, not the chain
+        self._end: tuple[Record, Record] | None = None  # a record, and the record of its end
         self.id = job_id
         self.placed = placed
 
@@ -163,8 +171,19 @@ class Job(Generic[R]):
 
     @property
     def state(self) -> State:
-        """The state of the job."""
-        return self._facts.state
+        """The state of the job, or of the chain."""
+        return self._ended(self._facts).state
+
+    def _prefixes(self) -> tuple[str, ...]:
+        """What the ids of the steps before this step begin with, if it stands for a chain."""
+        return () if self._is_step else (f"{self.id}.",)
+
+    def _ended(self, record: Record) -> Record:
+        """The record that tells how the job, or the chain, ended."""
+        known = self._end
+        if known is None or known[0] is not record:
+            known = self._end = record, end_of(self._runtime.job_store, record, self._prefixes())
+        return known[1]
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -174,7 +193,7 @@ class Job(Generic[R]):
     @property
     def error(self) -> str:
         """The error of the job or of its latest attempt; empty without an error."""
-        return self._facts.latest_error
+        return self._ended(self._facts).latest_error
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -212,7 +231,7 @@ class Job(Generic[R]):
             record = self._wait(timeout)
         except JobPruned:
             return State.SUCCEEDED
-        return State.SUCCEEDED if record is None else record.state
+        return State.SUCCEEDED if record is None else self._ended(record).state
 
     def _wait(self, timeout: Seconds | None) -> Record | None:
         """The record of the finished job; None for a chain that has run in the caller."""
@@ -267,15 +286,19 @@ class Job(Generic[R]):
 
     def _unsuccessful(self, record: Record) -> TidemillError:
         """The error of a job that did not succeed; its cause is the failed job before this job."""
+        record = self._ended(record)
         cause = cause_of(self._runtime.job_store, record)
+        if cause is not None and record.envelope.task == GROUP:
+            record, cause = cause, None
+        job_id = record.envelope.id
         why = record.error if cause is None else f"{record.error}; {cause_text(cause)}"
         error: TidemillError
         if record.state is State.CANCELLED:
-            error = JobCancelled(f"job {self.id} was cancelled: {why}")
+            error = JobCancelled(f"job {job_id} was cancelled: {why}")
         elif record.state is State.EXPIRED:
-            error = JobExpired(f"job {self.id} expired: {why}")
+            error = JobExpired(f"job {job_id} expired: {why}")
         else:
-            error = JobFailed(self.id, why, record.latest_traceback)
+            error = JobFailed(job_id, why, record.latest_traceback)
         if cause is not None and cause.state is State.FAILED:
             id_, text = cause.envelope.id, cause.error
             error.__cause__ = JobFailed(id_, text, cause.latest_traceback)
@@ -345,7 +368,9 @@ class Job(Generic[R]):
             record = await self._await_end(timeout)
         except JobPruned:
             return State.SUCCEEDED
-        return State.SUCCEEDED if record is None else record.state
+        if record is None or record.state is State.SUCCEEDED:
+            return State.SUCCEEDED
+        return (await self._runtime.threaded(self._ended, record)).state
 
     async def _await_end(self, timeout: Seconds | None) -> Record | None:
         import asyncio
@@ -385,18 +410,15 @@ class Job(Generic[R]):
 
     async def astate(self) -> State:
         """As ``state``."""
-        return (await self._afacts()).state
+        return await self._runtime.threaded(lambda: self.state)
 
     async def aprogress(self) -> tuple[int, int] | None:
         """As ``progress``."""
-        return (await self._afacts()).progress
+        return await self._runtime.threaded(lambda: self.progress)
 
     async def aerror(self) -> str:
         """As ``error``."""
-        return (await self._afacts()).latest_error
-
-    async def _afacts(self) -> Record:
-        return await self._runtime.threaded(lambda: self._facts)
+        return await self._runtime.threaded(lambda: self.error)
 
     # -- plumbing -------------------------------------------------------------------------------
 
@@ -407,11 +429,15 @@ class Job(Generic[R]):
         return hash(self.id)
 
     def __repr__(self) -> str:
-        known: Any = self._record.state if self._record else self.placed or "?"
+        known: Any = self.placed or "?"
+        if self._end is not None and self._end[0] is self._record:
+            known = self._end[1].state
+        elif self._record is not None and not stopped_by(self._record, self._prefixes()):
+            known = self._record.state
         return f"<job {self.id} {known}>"
 
     def _repr_html_(self) -> str:
-        return html_table(self, lambda: job_facts(self.refresh()))
+        return html_table(self, lambda: job_facts(record := self.refresh(), self._ended(record)))
 
 
 def leave_out(envelopes: Sequence[Envelope]) -> str:

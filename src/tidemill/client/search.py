@@ -100,6 +100,7 @@ class Found:
         for record in page.records:
             jobs.append(Job(self._runtime, record.envelope.id))
             jobs[-1].remember(record)
+            jobs[-1]._is_step = True
         return jobs, page.cursor or None
 
 

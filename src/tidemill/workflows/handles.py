@@ -373,6 +373,13 @@ class JobChain(Job[R]):
     ) -> None:
         super().__init__(runtime, job_id, pending=pending)
         self.steps = tuple(steps)
+        if type(steps[-1]) is Job:
+            steps[-1]._is_step = True
+
+    def _prefixes(self) -> tuple[str, ...]:
+        last = self.steps[-1]
+        after = last._prefixes() if isinstance(last, Job) else ()
+        return (*[step.id for step in self.steps[:-1]], *after)
 
     @classmethod
     def done(cls, runtime: Runtime, job_id: str, steps: Sequence[Any]) -> JobChain[R]:
@@ -390,10 +397,6 @@ class JobChain(Job[R]):
         if record is None:
             # The types do not say that the result of the last step has the type R.
             return self.steps[-1].result()  # type: ignore[return-value]
-        if record.state is not State.SUCCEEDED:
-            for step in self.steps[:-1]:
-                if step.state is not State.SUCCEEDED and step.state.finished:
-                    step.result()
         return super()._outcome(record)
 
     def cancel(self, terminate: bool = False) -> bool:
