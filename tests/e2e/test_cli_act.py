@@ -466,6 +466,24 @@ def test_a_group_is_cancelled_retried_and_deleted_whole(desk: Desk) -> None:
     assert desk.json("delete", "--task", "add", "--all")["deleted"] == [single.id]
 
 
+def test_a_chain_shows_its_steps(desk: Desk) -> None:
+    handle = desk.mill.enqueue(chain(desk.add.call(1), group([desk.add]), desk.bad, desk.add))
+    desk.work()
+    ids = [step.id for step in handle.steps]
+    desk.mill.broker.delete(ids[:1])
+    shown = [(step["id"], step["state"]) for step in desk.json("job", handle.id)["steps"]]
+    assert shown == [*zip(ids[1:], ["succeeded", "failed", "cancelled"], strict=True)]
+    lines = desk.run("job", handle.id).stdout.splitlines()
+    whole, failed, last = (line for line in lines if line.startswith(("chain ", "step ")))
+    text = "failed; 4 steps: 1 succeeded, 1 failed, 1 cancelled, 1 no longer kept"
+    assert whole.split(maxsplit=1)[1] == text
+    assert failed.split()[1:4] == ["3", "failed", ids[2]]
+    assert "ValueError" in failed
+    assert last.split()[1:4] == ["4", "cancelled", handle.id]
+    # other jobs have no steps
+    assert desk.json("job", ids[1])["steps"] is desk.json("job", ids[2])["steps"] is None
+
+
 def test_a_retry_by_the_id_of_a_chain_is_of_the_whole(desk: Desk) -> None:
     # case M2
     inner = chain(desk.bad.call("x"), desk.add.call(), desk.add.call())

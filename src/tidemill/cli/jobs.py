@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +14,14 @@ from tidemill.brokers.contract.inspection import Filter
 from tidemill.cli import console
 from tidemill.cli.connect import store_options, with_default
 from tidemill.cli.job_selection import failed_job, filter_options, whole_group, whole_id
-from tidemill.client.compositions import size_of
+from tidemill.client.compositions import end_of, size_of, steps_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
 from tidemill.client.queues import no_such_queue
 from tidemill.core.clock import short_id
 from tidemill.core.envelope import priority_of
 from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State
 from tidemill.core.suggest import hint
+from tidemill.core.words import counted
 from tidemill.doctor import words
 from tidemill.errors import CodecError
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _RESULT_MOST = 2000
+_STEPS_MOST = 10  # the most steps of a chain that have a line
 _LINE_MOST = 10_000  # columns, so that no line is wrapped
 
 
@@ -133,13 +136,15 @@ def job(mill: Tidemill, id: str, as_json: bool) -> None:
         ]
         answer = {"result": console.plain(result), "result_readable": readable, "trail": trail}
         answer["members"] = _members(mill, record)
+        steps = steps_of(mill.runtime, record).values()
+        answer["steps"] = [step.for_list().public() for step in steps] or None
         console.print_json(record.public() | answer)
         return
     _print_job(console.console(), mill, record)
 
 
 def _print_job(out: Console, mill: Tidemill, record: Record) -> None:
-    for name, value in [*_facts(record), *_counts(mill, record)]:
+    for name, value in [*_facts(record), *_counts(mill, record), *_steps(mill, record)]:
         out.print(f"{name:<9} {console.clean(value, one_line=True)}")
     out.print()
     _print_trail(out, record)
@@ -230,6 +235,23 @@ def _counts(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
         return [("members", f"{text} {record.envelope.id}")]
     failed = f", {record.failures:,} of them without success" if record.failures else ""
     return [("members", f"{members['ended']:,} of {members['count']:,} have ended{failed}")]
+
+
+def _steps(mill: Tidemill, record: Record) -> list[tuple[str, str]]:
+    """A line for the chain, and a line for each of the first steps without success."""
+    steps = steps_of(mill.runtime, record)
+    if not steps:
+        return []
+    count, states = 1 + max(steps), Counter(str(step.state) for step in steps.values())
+    states["no longer kept"] = count - len(steps)
+    text = ", ".join(f"{number:,} {state}" for state, number in states.items() if number)
+    end = end_of(mill.broker, record, (f"{record.envelope.id}.",))
+    lines = [("chain", f"{end.state}; {counted(count, 'step')}: {text}")]
+    for number, step in steps.items():
+        if step.state is not State.SUCCEEDED:
+            what = f"{step.envelope.task}({step.envelope.text})  {step.latest_error}"
+            lines.append((f"step {number + 1}", f"{step.state:<9} {step.envelope.id}  {what}"))
+    return lines[: 1 + _STEPS_MOST]
 
 
 def _print_trail(out: Console, record: Record) -> None:

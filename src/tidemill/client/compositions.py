@@ -479,6 +479,19 @@ def _is_part(record: Record, whole_id: str) -> bool:
     return envelope.links is not None and bool(_PARTS.fullmatch(envelope.id, len(whole_id)))
 
 
+def steps_of(runtime: Runtime, record: Record) -> dict[int, Record]:
+    """The kept steps, by number, of the chain whose last step a record is; empty for other jobs."""
+    begin, links = f"{record.envelope.id}.", record.envelope.links
+    before = [job_id for job_id in links.inputs if job_id.startswith(begin)] if links else []
+    if not before:
+        return {}
+    pages = pages_of_parts(runtime, record.envelope.id)
+    parts = {part.envelope.id: part for page in pages for part in page}
+    last = int(before[0].removeprefix(begin)) + 1
+    ids = {number: f"{begin}{number:04d}" for number in range(last)}
+    return {n: parts[job_id] for n, job_id in ids.items() if job_id in parts} | {last: record}
+
+
 # -- causes --------------------------------------------------------------------------------------
 
 MOST_LOOKED_AT = 5
@@ -501,10 +514,8 @@ def cause_of(store: JobStore, record: Record) -> Record | None:
 
 def stopped_by(record: Record, prefixes: tuple[str, ...]) -> list[str]:
     """The ids with these prefixes among the jobs that may have stopped a dropped job."""
-    links = record.envelope.links
-    if links is None or not was_dropped(record):
-        return []
-    return [job_id for job_id in links.inputs if job_id.startswith(prefixes)]
+    links = record.envelope.links if was_dropped(record) else None
+    return [job_id for job_id in links.inputs if job_id.startswith(prefixes)] if links else []
 
 
 def end_of(store: JobStore, record: Record, prefixes: tuple[str, ...]) -> Record:
@@ -514,8 +525,7 @@ def end_of(store: JobStore, record: Record, prefixes: tuple[str, ...]) -> Record
     """
     while ids := stopped_by(record, prefixes):
         found = map(store.get, ids[:MOST_LOOKED_AT])
-        ended = [r for r in found if r is not None and r.state in _WITHOUT_SUCCESS]
-        if not ended:
+        if not (ended := [r for r in found if r and r.state in _WITHOUT_SUCCESS]):
             break
         while ended:
             record, ended = ended[0], _members_of(store, ended[0])

@@ -26,6 +26,7 @@ from tidemill import (
 )
 from tidemill.brokers.contract.features import Feature
 from tidemill.brokers.contract.inspection import Filter
+from tidemill.client.compositions import steps_of
 from tidemill.client.explain import explain_in
 from tidemill.errors import FeatureMissing
 from tidemill.testing import run_all, worker
@@ -262,6 +263,26 @@ def test_the_state_of_a_chain_reads_one_job_a_step(
     flow = Flow()
     after = flow.add(inc.call(1), after=[flow.add(boom.call())])
     assert read(f"{tasks.run(flow).id}.{after.index:07d}") == (CANCELLED, ["get"])
+
+
+def test_the_steps_of_a_chain(tasks: Tasks) -> None:
+    mill, inc, boom = tasks.mill, tasks.inc, tasks.boom
+
+    def numbers(job_id: str) -> list[tuple[int, str]]:
+        found = steps_of(mill.runtime, mill.job(job_id).refresh())
+        return [(number, step.envelope.id) for number, step in found.items()]
+
+    many = tasks.run(chain(inc.call(1), group([inc, inc]), chain(boom, inc), *[inc] * 120))
+    steps = [f"{many.id}.{number:04d}" for number in range(122)] + [many.id]
+    assert numbers(many.id) == [*enumerate(steps)]
+    # steps that are no longer kept, and ids of others that look alike
+    mill.broker.delete(steps[:2])
+    inc.using(id=steps[1]).enqueue(1)
+    assert numbers(many.id) == [*enumerate(steps)][2:]
+    plain = inc.using(id="plain").enqueue(1)
+    inc.using(id="plain.0000").enqueue(1)
+    assert numbers(plain.id) == numbers(steps[5]) == []
+    assert numbers(tasks.run(group([chain(inc.call(1), inc)])).id) == []
 
 
 def test_hooks_of_a_single_call(both: Tasks) -> None:
