@@ -406,17 +406,6 @@ class JobChain(Job[R]):
         done = [step.cancel(terminate) for step in self.steps[:-1]]
         return any([*done, bool(cancel_all(self._runtime, self.id, terminate))])
 
-    def alter(self, *, priority: float | None = None, queue: str | None = None) -> bool:
-        """Give the waiting steps another priority or queue; False when no step waits."""
-        rank, name = check_alter(priority, queue)
-        if self._runtime.sync:
-            return False
-        try:
-            done = [step.alter(priority=priority, queue=queue) for step in self.steps[:-1]]
-            return any([*done, bool(alter_all(self._runtime, self.id, rank, name))])
-        finally:
-            self._forget()
-
     def delete(self) -> bool:
         """Delete all steps and hooks."""
         try:
