@@ -319,6 +319,7 @@ _PLAIN = {
     "tolist": "value.tolist()",
     "model_dump": "value.model_dump()",
     "keys": "dict(value)",
+    "__html__": "str.__str__(value), as the annotation str does",
 }
 """By an attribute of the value, the expression that makes plain data of it."""
 

@@ -41,6 +41,8 @@ _SCALARS = _PLAIN | {int}
 _TEXT = frozenset({str})
 _SCALAR_BASES = (dt.datetime, dt.date, dt.time, dt.timedelta, decimal.Decimal, uuid.UUID)
 _BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, frozenset)
+# What makes the plain value of a subclass, where the class may return the value itself.
+_PLAIN_OF = {str: str.__str__, int: int.__int__, float: float.__float__, bytes: bytes.__bytes__}
 # The errors of the constructors that decode an extension, when its data are invalid.
 _UNDECODABLE = (
     msgspec.DecodeError,
@@ -184,7 +186,9 @@ def _flatten_other(value: Any) -> Any:
         if isinstance(value, base):
             return _ENCODERS[base](value)
     for base in _BASES:
-        if isinstance(value, base):
+        if issubclass(type(value), base):
+            return _flatten(_PLAIN_OF.get(base, base)(value))
+        if isinstance(value, base):  # a proxy of such a value
             return _flatten(base(value))
     raise CodecError(f"cannot encode a {full_name(type(value))}: {remedy(type(value))}")
 

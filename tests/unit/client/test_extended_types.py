@@ -33,6 +33,33 @@ class Raw(bytes):
     pass
 
 
+class SafeText(str):
+    """As the safe strings of Django and of markupsafe."""
+
+    def __str__(self) -> str:
+        return self
+
+    def __html__(self) -> str:
+        return self
+
+
+class SafeRaw(bytes):
+    def __bytes__(self) -> bytes:
+        return self
+
+
+class Doubled(int):
+    """Its conversion differs."""
+
+    def __int__(self) -> int:
+        return self * 2
+
+
+class Secret(str):
+    def __str__(self) -> str:
+        return "***"
+
+
 class Names(list[Any]):
     pass
 
@@ -81,12 +108,16 @@ MADE = [
     *(collections.Counter("aab"), collections.OrderedDict(b=1, a=2), bytearray(b"ab")),
     *(memoryview(b"ab"), Text("t"), Number(3), Fraction(1.5), Raw(b"r"), Names(["a"])),
     *(Pair((1, 2)), Bag({1, 2}), Settings(a=1), Names([float("nan")])),
+    *(SafeText("<b>"), SafeRaw(b"r"), Doubled(3), Secret("key")),
 ]
 NOT_MADE = [
     *(collections.defaultdict(list, a=[1]), Once(), Moment(2026, 1, 1), Money("1.5")),
     *(Key(int=3), Span(1)),
 ]
-ASKED_FOR = [Text("t"), Number(3), Fraction(1.5), Raw(b"r"), Moment(2026, 1, 1), Money("1.5")]
+ASKED_FOR = [
+    *(Text("t"), Number(3), Fraction(1.5), Raw(b"r"), Moment(2026, 1, 1), Money("1.5")),
+    *(SafeText("<b>"), SafeRaw(b"r"), Doubled(3), Secret("key")),
+]
 
 
 def kind(value: object) -> str:
@@ -139,6 +170,24 @@ def test_a_parameter_may_ask_for_the_plain_text_or_number(mill: Tidemill, value:
     job = echo(mill, plain).enqueue(value)
     run_all(mill)
     assert job.result(timeout=0) == [plain.__name__, value]
+
+
+def test_a_safe_text_is_made_plain_by_the_annotation_that_the_error_names(mill: Tidemill) -> None:
+    said = r"annotate .*, or pass plain data, such as str.__str__\(value\), as the annotation str"
+    with pytest.raises(CodecError, match=said):
+        echo(mill, None).enqueue(SafeText("<b>"))
+
+
+def test_a_result_may_be_a_safe_text(mill: Tidemill) -> None:
+    @mill.task
+    def render() -> Any:
+        return SafeText("<b>"), {SafeText("k"): SafeRaw(b"r")}
+
+    job = render.enqueue()
+    run_all(mill)
+    text, parts = result = job.result(timeout=0)
+    assert result == ("<b>", {"k": b"r"})
+    assert [*map(type, (text, *parts, *parts.values()))] == [str, str, bytes]
 
 
 def test_a_field_of_a_dataclass_restores_such_a_class(mill: Tidemill) -> None:  # case M8

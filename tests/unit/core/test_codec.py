@@ -192,6 +192,20 @@ def test_objects_travel_as_plain_data() -> None:
     assert same(unpack(pack([OrderedDict(b=1), counts])), [{"b": 1}, {"a": 1}])
 
 
+class Lazy:
+    """A proxy of a text, as ``SimpleLazyObject`` of Django."""
+
+    __class__ = str  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return "later"
+
+
+def test_a_proxy_travels_as_the_value_that_it_stands_for() -> None:
+    assert isinstance(Lazy(), str)
+    assert unpack(pack([Lazy()])) == ["later"]
+
+
 @pytest.mark.parametrize(
     "value", [object(), lambda: 0, (n for n in ()), Circle, 1j, [{"a": object()}]]
 )
