@@ -223,12 +223,11 @@ def _conversion(hint: Any, name: str) -> Convert | None:
         return None
     if _travels_as_plain_data(hint):
         return functools.partial(_convert, hint, name)
-    kinds = {hint}
+    kinds = [hint]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        kinds = {*typing.get_args(hint)} - {types.NoneType}
-    kind = kinds.pop()
-    kind = typing.get_origin(kind) or kind
-    base = plain_base(kind) if isinstance(kind, type) and not kinds else None
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+    kind = typing.get_origin(kinds[0]) or kinds[0]
+    base = plain_base(kind) if isinstance(kind, type) and len(kinds) == 1 else None
     return functools.partial(_extend, kind, base, name) if base is not None else None
 
 

@@ -226,6 +226,21 @@ def test_a_result_comes_back_as_its_annotation_says(mill: Tidemill) -> None:  # 
     assert type(job.result(timeout=0)) is collections.Counter
 
 
+@pytest.mark.parametrize(
+    "annotation", [[str], {str}, {str: int}, (str, [int]), (str, int), any, 5], ids=repr
+)
+def test_an_annotation_that_is_no_type_is_ignored(mill: Tidemill, annotation: Any) -> None:
+    def function(x: Any, *rest: Any, **others: Any) -> Any:
+        return [x, *rest, *others.values()]
+
+    function.__annotations__ = dict.fromkeys(["x", "rest", "others", "return"], annotation)
+    job: Any = mill.task(name="echo", retries=0)(function).enqueue("a", 1, y={2})
+    run_all(mill)
+    assert job.result(timeout=0) == ["a", 1, {2}]
+    with pytest.raises(CodecError, match="would arrive as a list"):
+        mill.tasks["echo"].enqueue(Names())
+
+
 def test_an_argument_may_be_named_self(mill: Tidemill) -> None:  # case M8
     @mill.task(name="selfish")
     def selfish(self: int, task: int, call: int, args: int) -> list[int]:
