@@ -190,7 +190,7 @@ def _flatten_other(value: Any) -> Any:
             return _flatten(_PLAIN_OF.get(base, base)(value))
         if isinstance(value, base):  # a proxy of such a value
             return _flatten(base(value))
-    raise CodecError(f"cannot encode a {full_name(type(value))}: {remedy(type(value))}")
+    raise CodecError(f"cannot encode a {full_name(type(value))}: {remedy(value)}")
 
 
 def _converted(converter: Converter, value: Any) -> Any:

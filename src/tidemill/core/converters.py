@@ -111,10 +111,15 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def remedy(kind: type) -> str:
+def remedy(value: Any) -> str:
     """The advice for a value that has no encoding: the value to pass instead."""
+    kind = value.__class__  # of a proxy, the class that it stands for
     if hasattr(kind, "__tablename__") or (hasattr(kind, "_meta") and hasattr(kind, "pk")):
         return "pass its key, and load the object in the task"
+    if kind.__name__ in ("__proxy__", "LazyString"):  # a text of Django or Flask-Babel
+        return "pass str(value)"
+    if hasattr(kind, "values_list"):
+        return "pass plain values, such as list(value.values_list('pk', flat=True))"
     if kind.__module__.partition(".")[0] == "numpy":
         return "pass value.item() or value.tolist()"
     if hasattr(kind, "model_dump"):

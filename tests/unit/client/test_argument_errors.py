@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from django.db.models import QuerySet
+from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
 
 from tidemill import Tidemill, chain, map_many
 from tidemill.errors import CodecError
@@ -173,6 +176,23 @@ def test_other_values_without_encoding_are_named_too(mill: Tidemill) -> None:
             task.enqueue(value)
     with pytest.raises(CodecError, match=r"^argument value\[0\] of task t: .*surrogates"):
         task.enqueue(["\ud800"])
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (gettext_lazy("Hello"), "str(value)"),
+        (QuerySet(), "plain values, such as list(value.values_list('pk', flat=True))"),
+        (SimpleLazyObject(Customer), "its key, and load the object in the task"),
+    ],
+    ids=["text", "rows", "row"],
+)
+def test_a_lazy_value_of_django_names_what_to_pass(mill: Tidemill, value: Any, advice: str) -> None:
+    task = mill.task(name="t")(anything)
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    sentence = f"argument value[0] of task t: cannot encode a {name}: pass {advice}"
+    with pytest.raises(CodecError, match=f"{whole(sentence)}$"):
+        task.enqueue([value])
 
 
 def test_a_method_of_an_ordinary_class_says_what_to_do(mill: Tidemill) -> None:
