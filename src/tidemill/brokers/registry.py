@@ -44,8 +44,8 @@ _EXTRAS = {
     "psycopg": "postgres",
     "psycopg_pool": "postgres",
     "redis": "redis",
+    "redis>=5": "redis",
 }
-
 
 Instrument = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 _instruments: list[Instrument] = []

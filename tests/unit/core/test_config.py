@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,16 @@ def test_unknown_schemes_and_missing_drivers_are_named(
     monkeypatch.setattr("tidemill.brokers.registry.importlib.import_module", missing)
     with pytest.raises(FeatureMissing, match=r"tidemill\[redis\]"):
         open_broker("memory://")
+
+
+@pytest.mark.parametrize("version", ["3.5.3", "4.6.0"])
+def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    for name in [name for name in sys.modules if name.startswith("tidemill.brokers.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("redis.__version__", version)
+    said = r"^redis:// needs redis>=5; install it: pip install 'tidemill\[redis\]'$"
+    with pytest.raises(FeatureMissing, match=said):
+        open_broker("redis://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("name", ["a b", "100%41", "#1", "what?x=1", "~", "grün", "a+b&c"])

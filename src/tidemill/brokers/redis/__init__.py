@@ -4,6 +4,11 @@ Every call of the contract is one Lua function. While a function runs, the serve
 ``lua/layout.lua`` lists the keys. The jobs are as durable as the server's append-only file.
 """
 
+import redis
+
+if int(redis.__version__.partition(".")[0]) < 5:
+    raise ModuleNotFoundError(name="redis>=5")
+
 from tidemill.brokers.redis.broker import RedisBroker, open_url
 from tidemill.brokers.redis.settings import check_url
 
