@@ -87,6 +87,7 @@ def options_are_typed() -> None:
     plain.using(delay=minute, at=None, id="a", headers={"a": "b"}, key=Key(lambda path: "k"))
     plain.using(at=noon, tags=("a", "b"), expires=5, ttr=3)  # type: ignore[call-arg]
     plain.using(dealy=5)  # type: ignore[call-arg]
+    plain.delay()  # type: ignore[attr-defined]
     plain.using(delay=[5])  # type: ignore[arg-type]
     plain.using(tags="a")  # type: ignore[arg-type]
     Key("k", on_conflict="ignore")  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ from tidemill.client.job_handle import Job
 from tidemill.client.options import CALL_OPTIONS, CallOptions, Options
 from tidemill.core.config import check_name, main_module
 from tidemill.core.job import RunOn, State
-from tidemill.core.suggest import our_option
+from tidemill.core.suggest import our_method, our_option
 from tidemill.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -303,6 +303,12 @@ class Configured(Generic[P, R, C]):
         """Call the plain function, here and now."""
         result: C = self.function(*self._bound, *args, **kwargs)
         return result
+
+    if not TYPE_CHECKING:  # for type checkers, a class with this method has every name
+
+        def __getattr__(self, name: str) -> Any:
+            said = f"{type(self).__name__!r} object has no attribute {name!r}{our_method(name)}"
+            raise AttributeError(said, name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<task {self.name}, configured>"

@@ -1,6 +1,6 @@
 """The hint in an error about a wrong name: the nearest name, or the names that exist.
 
-For the name of an option of another task queue, the hint is the tidemill option.
+For an option or a method of another task queue, the hint says what to write in tidemill.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _OURS = {
     "id=": "task_id job_id message_id",
     "queue=": "queue_name routing_key channel exchange cluster",
     "expires=": "max_age ttl misfire_grace_time",
-    "result_ttl=": "result_expires result_ttl_ms keep_result cached ignore_result store_results",
+    "result_ttl=": "result_expires result_ttl_ms keep_result cached store_results",
+    "nothing, or result_ttl=0, which deletes a succeeded job at once": "ignore_result",
+    "nothing: a killed worker loses no job": "acks_late reject_on_worker_lost",
     "key=": "queueing_lock unique lock dedup_key max_instances",
     "key=Key(…, hold=60)": "unique_ttl dedup_ttl unique_period throttle unique_for hold",
     "key=Key(…, on_conflict=…)": "on_conflict max_wait",
@@ -50,7 +52,17 @@ _OURS = {
     "Tidemill('redis://…'), for jobs and results": "broker broker_url backend result_backend",
 }
 
+_METHODS = {
+    "task.enqueue(…)": "delay delay_on_commit send kiq defer",
+    "task.using(delay=5).enqueue(…)": "apply_async apply_async_on_commit send_with_options "
+    "schedule",
+    "task.call(…)": "s signature subtask message",
+    "task.call(…), or in a chain a flow: flow.add(task.call(…), after=[node])": "si",
+    "map_many(task, items)": "map starmap",
+}
+
 _BY_NAME = {name: ours for ours, names in _OURS.items() for name in names.split()}
+_METHOD_BY_NAME = {name: ours for ours, names in _METHODS.items() for name in names.split()}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -71,3 +83,8 @@ def hint(name: str, known: Iterable[str]) -> str:
 def our_option(name: str) -> str:
     """The tidemill option for an option of another queue; empty if unknown."""
     return _BY_NAME.get(name, "")
+
+
+def our_method(name: str) -> str:
+    """``; write task.enqueue(…)`` for a method of a task of another queue; empty if unknown."""
+    return f"; write {_METHOD_BY_NAME[name]}" if name in _METHOD_BY_NAME else ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from tidemill import InvalidOption, Tidemill
 from tidemill.client.options import CALL_OPTIONS, TASK_OPTIONS
-from tidemill.core.suggest import _BY_NAME, did_you_mean, hint
+from tidemill.client.task import AsyncTask
+from tidemill.core.suggest import _BY_NAME, _METHOD_BY_NAME, did_you_mean, hint
 
 
 def test_the_nearest_name_is_suggested() -> None:
@@ -43,6 +45,8 @@ def send(to: str, *, subject: str = "") -> str:
         ("time_limit", "timeout="),
         ("task_id", "id="),
         ("bind", r"this_job\(\)"),
+        ("acks_late", "nothing: a killed worker loses no job"),
+        ("ignore_result", "nothing, or result_ttl=0, which deletes a succeeded job at once"),
     ],
 )
 def test_an_option_of_another_queue_names_ours(mill: Tidemill, name: str, here: str) -> None:
@@ -65,11 +69,38 @@ def test_an_option_among_the_arguments_is_shown_its_place(mill: Tidemill) -> Non
         task.enqueue("a", nonsense=5)
 
 
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("delay", "task.enqueue(…)"),
+        ("apply_async", "task.using(delay=5).enqueue(…)"),
+        ("s", "task.call(…)"),
+        ("si", "task.call(…), or in a chain a flow: flow.add(task.call(…), after=[node])"),
+        ("send", "task.enqueue(…)"),
+    ],
+)
+def test_a_method_of_another_queue_names_ours(mill: Tidemill, name: str, here: str) -> None:
+    task: Any = mill.task(send)
+    for one in (task, task.using(priority=1)):
+        said = f"{type(one).__name__!r} object has no attribute {name!r}; write {here}"
+        with pytest.raises(AttributeError, match=f"^{re.escape(said)}$"):
+            getattr(one, name)
+        assert not hasattr(one, name)
+
+
+def test_an_unknown_attribute_of_a_task_is_named(mill: Tidemill) -> None:
+    task: Any = mill.task(send)
+    with pytest.raises(AttributeError, match=r"^'Task' object has no attribute 'nonsense'$") as had:
+        task.nonsense()
+    assert (had.value.name, had.value.obj) == ("nonsense", task)
+
+
 def test_a_task_is_not_enqueued_by_the_app(mill: Tidemill) -> None:
     task: Any = mill.task(send)
     with pytest.raises(InvalidOption, match=r"write send\.enqueue\("):
         mill.enqueue(task, "a")
 
 
-def test_no_option_of_ours_counts_as_foreign() -> None:
+def test_no_name_of_ours_counts_as_foreign() -> None:
     assert not _BY_NAME.keys() & {*TASK_OPTIONS, *CALL_OPTIONS, "name"}
+    assert not _METHOD_BY_NAME.keys() & {*dir(AsyncTask)}
