@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import pathlib
 import sys
 import types
@@ -49,7 +50,8 @@ class Arguments:
         self._function = function
         self._task = task
         self.is_async = inspect.iscoroutinefunction(function)
-        self._shapes = _shapes(function)
+        self.signature = _signature(function)
+        self._shapes = _shapes(self.signature)
         self.unresolved = ""
         """Why the annotations cannot be read; empty if they can."""
 
@@ -101,25 +103,14 @@ class Arguments:
             hint = hints.get(name if known else double_star)
             yield Argument(name, value, by_name.get(name, others or _same), hint)
 
-    @functools.cached_property
-    def signature(self) -> inspect.Signature:
-        try:
-            return inspect.signature(self._function)
-        except (TypeError, ValueError):  # some builtins have no signature; the call itself checks
-            return _ANYTHING
-
     def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Convert arguments from the wire to the types of the annotations."""
         by_name, by_place, rest, others = self._converters
         if by_name or rest or others:
-            places = _places(by_place, rest)
+            places = itertools.chain(by_place, itertools.repeat(rest or _same))
             args = [convert(arg) for convert, arg in zip(places, args, strict=False)]
             kwargs = {k: by_name.get(k, others or _same)(arg) for k, arg in kwargs.items()}
         return args, kwargs
-
-    def result(self, value: Any) -> Any:
-        """Convert a result from the store to the type of the return annotation."""
-        return self._convert_result(value)
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
@@ -130,9 +121,9 @@ class Arguments:
             return {}
 
     @functools.cached_property
-    def _convert_result(self) -> Convert:
-        hint = self._hints.get("return")
-        return _conversion(hint, "the result") or _same
+    def result(self) -> Convert:
+        """Converts a result from the store to the type of the return annotation."""
+        return _conversion(self._hints.get("return"), "the result") or _same
 
     @functools.cached_property
     def _converters(
@@ -176,26 +167,16 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _places(by_place: list[Convert], rest: Convert | None) -> typing.Iterator[Convert]:
-    yield from by_place
-    while True:
-        yield rest or _same
-
-
-_ANYTHING = inspect.Signature(
-    [
-        inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
-        inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
-    ]
-)
-
-
-def _shapes(function: Callable[..., Any]) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
-    """The needed and the allowed keywords of a call, by its number of positional arguments."""
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return {}
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have no signature; the call itself checks
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
+def _shapes(signature: inspect.Signature) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+    """The needed and the allowed keywords of a call, by its number of positional arguments."""
+    parameters = signature.parameters.values()
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return {}
     places = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]

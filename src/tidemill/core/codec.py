@@ -45,15 +45,8 @@ _BASES: tuple[Any, ...] = (str, int, float, bytes, list, dict, tuple, set, froze
 _PLAIN_OF = {str: str.__str__, int: int.__int__, float: float.__float__, bytes: bytes.__bytes__}
 # The errors of the constructors that decode an extension, when its data are invalid.
 _UNDECODABLE = (
-    msgspec.DecodeError,
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RecursionError,
-    struct.error,
+    *(msgspec.DecodeError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError),
+    *(OSError, RecursionError, struct.error),
 )
 _SIGNED, _SIGNATURE_SIZE = b"\xc1", 32
 """The first byte of a signed result, with which no msgpack value begins; the signature follows."""

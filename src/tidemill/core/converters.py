@@ -135,10 +135,6 @@ def _is_model(kind: type) -> bool:
     return base is not None and issubclass(kind, base)
 
 
-def _model_data(model: Any) -> Any:
-    return model.model_dump(mode="python", round_trip=True)
-
-
 def _model_json(model: Any) -> Any:
     """The fields as JSON, for types such as URLs. Secrets would be lost, so they are refused."""
     data = model.model_dump(mode="json", round_trip=True)
@@ -162,7 +158,9 @@ def _model_back(kind: Any, data: Any) -> Any:
         raise ValueError("; ".join(parts) or str(error)) from error
 
 
-_MODEL = Converter(_model_data, _model_back, _model_json)
+_MODEL = Converter(
+    lambda model: model.model_dump(mode="python", round_trip=True), _model_back, _model_json
+)
 
 
 def _numpy(name: str) -> Any:
