@@ -253,6 +253,10 @@ class Runtime:
         """True when ``allow_imports`` allows jobs that name this dotted path."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.allow_imports)
 
+    def may_find(self, name: str) -> bool:
+        """True when this app or its workers may find a task that is not declared here."""
+        return self.may_import(name)
+
     def declared(self, name: str) -> Task[..., Any] | None:
         """The task that this app declares under a name, also in a module that it has to import."""
         return self.tasks.get(name)

@@ -64,7 +64,7 @@ def test_a_task_the_app_does_not_have_says_so(desk: Desk) -> None:
     listed = desk.run("schedule", "list", "--app", app, url=False)
     assert "unknown task" in listed.stdout
     doctor = desk.run("doctor", "--app", app, url=False).stdout
-    assert "1 of 1 name a task the app does not have: s (nothing)" in doctor
+    assert "1 of 1 name a task that neither this app nor a worker has: s (nothing)" in doctor
     document = desk.run("schedule", "list", "--app", app, "--json", url=False).stdout
     assert json.loads(document)["schedules"][0]["known"] is False
 

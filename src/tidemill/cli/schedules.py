@@ -44,7 +44,7 @@ def schedule() -> None:
 @schedule.command("list")
 @store_options
 def list_(mill: Tidemill, as_json: bool) -> None:
-    """List schedules; with --app, mark schedules whose task the app does not have."""
+    """List schedules; with --app, mark schedules whose task neither the app nor a worker has."""
     rows = [*mill.schedules]
     columns = ("schedule", "when", "next", "task…", "fired#?", "last?", "from?", "note")
     cells = [

@@ -105,16 +105,26 @@ class Declarations:
             if any(declared.options is None for declared in found.values()):
                 self._list_names()
 
-    def _read(self, names: Sequence[str]) -> dict[str, _Declared]:
+    def known(self, tasks: Iterable[str]) -> set[str]:
+        """Those of the tasks that this app has or may find, or that a worker has declared."""
+        names, runtime = set(tasks), self._runtime
+        own = {name for name in names if name in runtime.tasks or runtime.may_find(name)}
+        return own | {name for name, body in self._bodies([*names - own]) if body is not None}
+
+    def _bodies(self, names: Sequence[str]) -> list[tuple[str, bytes | None]]:
+        """Each name with the body of its record, if the store has one."""
         broker = self._runtime.broker
-        bodies: list[bytes | None] = [None] * len(names)
-        if Feature.SCHEDULES in broker.features:
-            records = broker.schedules([f"{DECLARATION}{name}" for name in names])
-            bodies = [record.body if record is not None else None for record in records]
+        if not names or Feature.SCHEDULES not in broker.features:
+            return [(name, None) for name in names]
+        records = broker.schedules([f"{DECLARATION}{name}" for name in names])
+        bodies = [record.body if record is not None else None for record in records]
+        return list(zip(names, bodies, strict=True))
+
+    def _read(self, names: Sequence[str]) -> dict[str, _Declared]:
         if len(self._known) > MOST:
             self._known.clear()
         now = clock.machine()
-        found = {name: _opened(name, body, now) for name, body in zip(names, bodies, strict=True)}
+        found = {name: _opened(name, body, now) for name, body in self._bodies(names)}
         self._known.update(found)
         return found
 

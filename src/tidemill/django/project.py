@@ -109,6 +109,10 @@ class DjangoRuntime(Runtime):
         """True when the setting ``ALLOW_IMPORTS`` allows jobs that name this dotted path."""
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._own_imports)
 
+    def may_find(self, name: str) -> bool:
+        """As the base; also for a module of the project that only other processes have imported."""
+        return super().may_find(name) or (_module_of(name) or "sys") not in sys.modules
+
     def declared(self, name: str) -> Task[..., Any] | None:
         """The task of a name; a module of the project is imported to find the task."""
         # An event loop imports nothing: an import would block the loop. A module may need what only

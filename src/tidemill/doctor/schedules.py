@@ -29,9 +29,10 @@ def schedules(seen: Seen) -> Iterator[Finding]:
     undeclared = [row.name for row in rows if row.undeclared]
     far = _too_far(seen.broker)
     remove = "tidemill schedule remove NAME"
+    start = f"start a worker whose app has the task, or {remove}"
     set_back = "the clock was set back: a running worker sets the time within a minute"
     for names, problem, advice in (
-        (unknown, "name a task the app does not have", remove),
+        (unknown, "name a task that neither this app nor a worker has", start),
         (undeclared, "do not fire, since no worker declares them any more", remove),
         (far, "have a next time that is later than their rule says", set_back),
     ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
@@ -44,6 +44,7 @@ T = TypeVar("T")
 PAGE = 500
 
 _Declared = tuple[Call[Any], When]
+_UNREAD = "?"  # shown as the task of a schedule that another version wrote
 _AS_STORED = ("fired", "jitter", "catch_up", "paused", "ended", "code", "app")
 
 
@@ -68,7 +69,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         declared: True when a living worker declares it; None when no worker ever declared it.
         undeclared: the time since which the schedule does not fire, because no living worker
             declares it; None for a schedule that fires.
-        known: True when this app has its task; None when the app has no tasks.
+        known: False when neither this app nor a worker has its task; None in an app without tasks.
     """
 
     name: str
@@ -192,8 +193,7 @@ class Schedules:
         """All schedules, by name."""
         after, alive = LAST_OWN, self._alive()
         while page := self._broker.list_schedules(after, PAGE):
-            for record in page:
-                yield self._shown(record, alive)
+            yield from self._all_shown(page, alive)
             after = page[-1].name
 
     def get(self, name: str) -> Schedule:
@@ -301,36 +301,44 @@ class Schedules:
     def _alive(self) -> set[str]:
         return {owner.id for owner in self._broker.owners()}
 
-    def _shown(self, record: Record, alive: set[str] | None = None) -> Schedule:
-        try:
-            stored = kept.decode(record.body)
-        except CodecError:  # another version wrote this record, and its workers fire the schedule
-            rule, job = Rule(at=record.due or 1.0), Envelope(id="", task="?")
-            stored = Stored(rule=rule, job=job, planned=record.due)
-        job, rule = stored.job, stored.rule
-        idle = stored.paused or stored.ended or bool(stored.undeclared)
-        declared = None
-        if stored.declarers is not None:
-            declared = not (self._alive() if alive is None else alive).isdisjoint(stored.declarers)
-        return Schedule(
-            name=record.name,
-            task=job.task,
-            queue=job.queue,
-            arguments=job.text,
-            when=in_words(rule),
-            next=None if idle else moment_of(rule, stored.planned),
-            last=moment_of(rule, stored.last) if stored.last else None,
-            last_job=stored.last_job or None,
-            repeats=stored.repeats or None,
-            declared=declared,
-            undeclared=moment_of(rule, stored.undeclared) if stored.undeclared else None,
-            known=self._knows(job.task),
-            **{name: getattr(stored, name) for name in _AS_STORED},
-        )
+    def _shown(self, record: Record) -> Schedule:
+        return next(self._all_shown([record]))
 
-    def _knows(self, task: str) -> bool | None:
-        runtime = self._runtime
-        return (task in runtime.tasks or runtime.may_import(task)) if runtime.tasks else None
+    def _all_shown(
+        self, records: Sequence[Record], alive: set[str] | None = None
+    ) -> Iterator[Schedule]:
+        found, known = [_opened(record) for record in records], None
+        if self._runtime.tasks:
+            known = self._runtime.declarations.known(stored.job.task for stored in found)
+        for record, stored in zip(records, found, strict=True):
+            job, rule = stored.job, stored.rule
+            idle = stored.paused or stored.ended or bool(stored.undeclared)
+            declared = None
+            if (declarers := stored.declarers) is not None:
+                declared = not (self._alive() if alive is None else alive).isdisjoint(declarers)
+            yield Schedule(
+                name=record.name,
+                task=job.task,
+                queue=job.queue,
+                arguments=job.text,
+                when=in_words(rule),
+                next=None if idle else moment_of(rule, stored.planned),
+                last=moment_of(rule, stored.last) if stored.last else None,
+                last_job=stored.last_job or None,
+                repeats=stored.repeats or None,
+                declared=declared,
+                undeclared=moment_of(rule, stored.undeclared) if stored.undeclared else None,
+                known=None if known is None or job.task == _UNREAD else job.task in known,
+                **{name: getattr(stored, name) for name in _AS_STORED},
+            )
+
+
+def _opened(record: Record) -> Stored:
+    try:
+        return kept.decode(record.body)
+    except CodecError:  # another version wrote this record, and its workers fire the schedule
+        rule, job = Rule(at=record.due or 1.0), Envelope(id="", task=_UNREAD)
+        return Stored(rule=rule, job=job, planned=record.due)
 
 
 def matches(

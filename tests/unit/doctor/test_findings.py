@@ -16,6 +16,7 @@ from moved_clock import MovedClock
 
 from tidemill import Breaker, Limit, Tidemill
 from tidemill.brokers.contract.exchange import Step, Want
+from tidemill.brokers.contract.schedules import Change
 from tidemill.cli import main
 from tidemill.cli.top.snapshot import Meter, take
 from tidemill.cli.top.view import headline
@@ -25,6 +26,8 @@ from tidemill.core.verdicts import given_back
 from tidemill.doctor import queues
 from tidemill.doctor.examine import examine, problems
 from tidemill.testing import run_all
+from tidemill.worker.child_protocol import Hello
+from tidemill.worker.declarations import TaskDeclarations
 
 
 @pytest.fixture
@@ -197,6 +200,32 @@ def test_old_jobs_and_messages_that_nobody_takes(
         "queue orders has 2 ready jobs, the oldest 5 min 20 s old, and no consumer lives",
     ]
     assert notes_in_top(mill) == {"mail": "old jobs", "orders": "no consumer"}
+
+
+def test_a_task_that_only_workers_have_is_known(mill: Tidemill) -> None:  # case M17
+    # given an app that has one task, and schedules of two other tasks
+    mill.task(name="shown")(print)
+    for task in ("report", "lost"):
+        mill.schedules.add(task, mill.call(task).using(queue="q"), every=3600)
+    unknown = "name a task that neither this app nor a worker has"
+    assert [one.message for one in problems(mill)] == [
+        f"2 of 2 {unknown}: lost (lost), report (report)"
+    ]
+    # when a worker declares the tasks
+    TaskDeclarations().declare(mill.broker, Hello(declared=[("report", b"")]))
+    assert [one.message for one in problems(mill)] == [f"1 of 2 {unknown}: lost (lost)"]
+    assert words(Visitor(mill).get("/schedules")).count("unknown task") == 1
+    TaskDeclarations().declare(mill.broker, Hello(declared=[("lost", b"")]))
+    # then no place calls them unknown
+    assert found(mill) == []
+    assert "unknown task" not in Visitor(mill).get("/schedules")
+    assert mill.schedules.get("lost").known
+
+
+def test_a_schedule_of_another_version_is_no_unknown_task(mill: Tidemill) -> None:  # case M17
+    mill.task(name="shown")(print)
+    mill.broker.change_schedules([Change("newer", 0, 1e11, b"of another version")])
+    assert [(row.task, row.known) for row in mill.schedules] == [("?", None)]
 
 
 def test_a_schedule_whose_latest_job_failed(mill: Tidemill, clock: MovedClock) -> None:  # case M17

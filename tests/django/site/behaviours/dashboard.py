@@ -80,6 +80,15 @@ class Dashboard(TidemillTestCase):
         self.assertEqual(self.send(f"{path}/resume"), 403)
         self.assertTrue(mill.queues()[0].paused)
 
+    def test_a_task_in_a_module_that_is_not_imported_is_no_alarm(self):
+        for path in ("project.apart.far", "shop.tasks.lost"):
+            mill.schedules.add(path, mill.call(path).using(queue="q"), every=60)
+        self.client.force_login(User.objects.create_superuser("root"))
+        known = {"project.apart.far": True, "shop.tasks.lost": False}
+        self.assertEqual({row.name: row.known for row in mill.schedules}, known)
+        answer = self.client.get("/tidemill/")
+        self.assertContains(answer, "1 of 2 name a task that neither this app nor a worker has")
+
     def test_commands_are_those_of_the_project(self):
         tasks.add.enqueue(1, 2)
         self.client.force_login(User.objects.create_superuser("root"))

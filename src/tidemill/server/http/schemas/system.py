@@ -108,7 +108,7 @@ class ScheduleOut(Struct, kw_only=True):
     ]
     known: Annotated[
         bool | None,
-        says("whether the app of this server has the task; null when the app has no tasks"),
+        says("whether this server's app or a worker has the task; null if the app has no tasks"),
     ]
 
 
