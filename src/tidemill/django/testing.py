@@ -77,9 +77,10 @@ class TidemillTestMixin:
     tidemill_app: DjangoMill | None = None
     """The app; None for the project's app."""
 
-    def setUp(self) -> None:
-        super().setUp()  # type: ignore[misc]
-        _empty(self.tidemill_app or project_mill())
+    @classmethod
+    def _pre_setup(cls) -> None:  # not setUp, whose override may leave out the call of its base
+        super()._pre_setup()  # type: ignore[misc]
+        _empty(cls.tidemill_app or project_mill())
 
     def run_jobs(self, *, scheduled: bool = False) -> None:
         """Run jobs until no job is ready: see :func:`run_jobs`."""

@@ -233,6 +233,17 @@ class Connections(TidemillTestCase):
         self.assertEqual(Order.objects.count(), 0)
 
 
+class SetUpWithoutTheBase(TidemillTestCase):
+    def setUp(self):
+        """Make what the tests need; Django asks for no call of the base."""
+
+    def test_the_store_is_empty_before_a_first_test(self):
+        self.assertEqual(list(mill.jobs()), [])
+        tasks.noop.enqueue()
+
+    test_the_store_is_empty_before_a_second_test = test_the_store_is_empty_before_a_first_test
+
+
 class Command(TidemillTestCase):
     def test_verbs_run_with_the_projects_app(self):
         tasks.noop.enqueue()
