@@ -9,13 +9,14 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 from django.utils.module_loading import autodiscover_modules
 
 from tidemill.app import Tidemill
@@ -236,3 +237,12 @@ def in_tests() -> bool:
 def project_mill() -> DjangoMill:
     """The app of the setting ``TIDEMILL``, which opens its store at its first use."""
     return DjangoMill(read_settings())
+
+
+def _follow_sync(*, setting: str, value: Any, **_: Any) -> None:
+    """Run jobs at once while a test overrides ``TIDEMILL`` with ``SYNC``."""
+    if setting == "TIDEMILL" and project_mill.cache_info().currsize:
+        project_mill().sync = isinstance(value, Mapping) and value.get("SYNC") is True
+
+
+setting_changed.connect(_follow_sync)

@@ -156,6 +156,14 @@ class Tasks(TidemillTestCase):
         self.assertEqual(Order.objects.get(pk=job.result()).note, "now")
         self.assertEqual(list(mill.jobs()), [])
 
+    def test_jobs_run_at_once_while_a_test_overrides_sync(self):  # case M15
+        with self.settings(TIDEMILL={"SYNC": True}):
+            tasks.write_order.enqueue("now")
+        self.assertEqual([order.note for order in Order.objects.all()], ["now"])
+        for other in (None, {"RETRIES": 1}):
+            with self.settings(TIDEMILL=other):
+                self.assertEqual(tasks.orders_are_counted.enqueue().state, State.READY)
+
     def test_jobs_at_once_read_the_rows_of_the_test(self):  # case M15
         Order.objects.create()
         for task in (tasks.count_orders_async, tasks.orders_are_counted):
