@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import django
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
@@ -26,7 +27,13 @@ from tidemill.errors import TidemillError
 def check_settings(
     app_configs: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[checks.CheckMessage]:
-    return [*problems(None, "TIDEMILL"), *_of_cluster()]
+    return [*_of_django(), *problems(None, "TIDEMILL"), *_of_cluster()]
+
+
+def _of_django() -> Iterator[checks.CheckMessage]:
+    if django.VERSION < (5, 2):
+        text = f"tidemill needs Django 5.2 or later, and this is Django {django.__version__}"
+        yield checks.Warning(text, id="tidemill.W005")
 
 
 def _of_cluster() -> list[checks.CheckMessage]:

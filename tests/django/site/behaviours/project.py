@@ -24,7 +24,7 @@ from shop.models import Customer, Order
 
 from tidemill import State, Tidemill, this_job
 from tidemill.django import mill
-from tidemill.django.checks import problems
+from tidemill.django.checks import check_settings, problems
 from tidemill.django.connections import fresh_connections
 from tidemill.django.management.commands.tidemill import APP, arguments_of
 from tidemill.django.project import DjangoMill
@@ -78,6 +78,11 @@ class Settings(SimpleTestCase):
         said = self.assertRaisesMessage(SystemCheckError, "TASKS['second']['OPTIONS']")
         with self.settings(TASKS={"second": second}), said:
             call_command("check")
+
+    def test_an_old_django_is_warned_of(self):
+        for version, ids in (((5, 1, 9), ["tidemill.W005"]), ((5, 2), [])):
+            with mock.patch("django.VERSION", version):
+                self.assertEqual([warning.id for warning in check_settings()], ids)
 
     def test_a_wrong_setting_is_an_error_at_its_first_use(self):
         with self.assertRaises(ImproperlyConfigured):
