@@ -40,6 +40,8 @@ def load_app(spec: str) -> Tidemill:
         DriverMissing, BrokerUnavailable: the module opens a store, and the opening failed.
     """
     module_name, _, attribute = spec.partition(":")
+    if module_name == "tidemill.django":
+        raise InvalidOption(f"{spec} loads no tasks of the project; run: manage.py tidemill worker")
     folder = os.getcwd()
     if module_name.endswith(".py"):
         path = os.path.abspath(module_name)

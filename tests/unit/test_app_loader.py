@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("lod_pkg.taks:mill", "did you mean 'lod_pkg.tasks'"),
         ("lod_pkg/tasks:mill", "write 'lod_pkg.tasks'"),
         ("nowhere_at_all:mill", "name the app as module:variable"),
+        ("tidemill.django:mill", "run: manage.py tidemill worker"),
         ("lod_shp.py:mill", "there is no file .*lod_shp.py"),
         ("lod_shop:make", r"lod_shop.make is a function and no Tidemill; .* mill = make\(\)"),
         ("lod_shop:PORT", "lod_shop.PORT is of type int, not Tidemill; known are mill"),

@@ -271,6 +271,12 @@ class Command(TidemillTestCase):
         call_command("tidemill", stdout=out)
         self.assertIn("worker", out.getvalue())
 
+    def test_help_of_a_worker_is_about_this_command(self):
+        out = io.StringIO()
+        call_command("tidemill", "worker", "--help", stdout=out)
+        self.assertIn("Usage: manage.py tidemill worker", out.getvalue())
+        self.assertIn("--noreload", out.getvalue())
+
     def test_worker_and_server_get_the_app(self):
         self.assertEqual(arguments_of(["worker", "-p", "2"], APP), ["worker", APP, "-p", "2"])
         self.assertEqual(arguments_of(["server"], APP), ["server", APP])

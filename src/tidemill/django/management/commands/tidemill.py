@@ -50,11 +50,14 @@ class Command(BaseCommand):
         if verb == "dev":
             self.check(display_num_errors=False)
             self._develop(given[1:], app)
-        elif verb in ("worker", "server"):
-            if not {"-h", "--help"} & set(given):
-                self.check(display_num_errors=False)
+        elif verb in ("worker", "server") and not {"-h", "--help"} & set(given):
+            self.check(display_num_errors=False)
             self._run_apart(arguments_of(given, app), app)
         else:
+            if verb == "worker":
+                self.stdout.write(
+                    "With DEBUG a worker reloads by itself, unless --noreload is given.\n\n"
+                )
             self._run_here(["--help"] if verb == "help" else given, app)
 
     def _run_apart(self, arguments: list[str], app: str) -> None:
