@@ -33,6 +33,9 @@ from tidemill.django.testing import TidemillTestCase, _connections_shared, immed
 from tidemill.errors import CodecError
 from tidemill.server.http.backend import Backend
 from tidemill.server.settings import Settings as ServerSettings
+from tidemill.worker.child_protocol import hello_of
+from tidemill.worker.settings import Settings as WorkerSettings
+from tidemill.worker.supervisor import Start
 
 
 class Settings(SimpleTestCase):
@@ -122,6 +125,15 @@ class Settings(SimpleTestCase):
 
 
 class Tasks(TidemillTestCase):
+    def test_a_worker_finds_the_tasks_of_all_apps_and_no_other_function(self):
+        app = DjangoMill(read_settings({"ALLOW_IMPORTS": ["math.*"]}))
+        app.runtime.find_in_apps()
+        settings = WorkerSettings(app="tidemill.django.worker:mill")
+        banner = Start("w", "lmdb://x", settings, hello_of(app.runtime)).banner()
+        self.assertRegex(banner, r"by name: math\.\*, tasks in the modules of \d packages\n")
+        self.assertIsNone(app.runtime.find_task("shop.hooks.multiply"))
+        self.assertIsNotNone(app.runtime.find_task("math.hypot"))
+
     def test_tasks_take_types_that_json_lacks(self):
         now = timezone.now()
         job = tasks.rich.enqueue(now, b"raw")
