@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,19 @@ def test_identical_tracebacks_are_folded(desk: Desk) -> None:
     out = desk.run("job", first.id).stdout
     assert out.count("Traceback") == 1
     assert out.rstrip().endswith("same as attempt 1 of 2")
+
+
+def test_a_job_names_the_zone_of_its_times_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.bad.enqueue("a thing")
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
+        out = desk.run("job", job.id).stdout
+    time.tzset()
+    assert "times     IST, UTC+0530\n" in out
+    assert out.count("IST") == 1
 
 
 def test_job_shows_the_whole_trail(desk: Desk) -> None:

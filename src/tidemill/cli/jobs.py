@@ -17,7 +17,7 @@ from tidemill.cli.job_selection import failed_job, filter_options, whole_group, 
 from tidemill.client.compositions import end_of, size_of, steps_of
 from tidemill.client.explain import Event, attempt_text, explain_in, serving, trail_of
 from tidemill.client.queues import no_such_queue
-from tidemill.core.clock import short_id
+from tidemill.core.clock import local_time, short_id
 from tidemill.core.envelope import priority_of
 from tidemill.core.job import DEFAULT_TTR, GROUP, Record, State
 from tidemill.core.suggest import hint
@@ -184,6 +184,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         ("state", f"{record.state}{', asked to cancel' if record.cancelling else ''}"),
         ("queue", f"{e.queue}, priority {priority_of(record.rank):g}"),
         ("attempts", _attempts(record)),
+        ("times", f"{local_time(e.created):%Z, UTC%z}"),
         ("losses", f"{record.losses} (its worker vanished)" if record.losses else ""),
         (
             "schedule",
