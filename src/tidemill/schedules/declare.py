@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
@@ -305,7 +305,7 @@ class Schedules:
         return next(self._all_shown([record]))
 
     def _all_shown(
-        self, records: Sequence[Record], alive: set[str] | None = None
+        self, records: list[Record], alive: set[str] | None = None
     ) -> Iterator[Schedule]:
         found, known = [_opened(record) for record in records], None
         if self._runtime.tasks:

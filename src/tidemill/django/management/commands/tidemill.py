@@ -68,8 +68,7 @@ class Command(BaseCommand):
             sys.stderr.flush()
             os.execve(command[0], command, _environment(app))
         code = subprocess.run(command, env=_environment(app), check=False).returncode
-        if code:
-            raise CommandError(f"tidemill {arguments[0]} ended with code {code}", returncode=code)
+        self._end(f"tidemill {arguments[0]}", code)
 
     def _run_here(self, arguments: list[str], app: str) -> None:
         os.environ.update(_environment(app))
@@ -83,10 +82,13 @@ class Command(BaseCommand):
             finally:
                 # A verb that only reads has set this to True.
                 project_mill().runtime.reading = False
+        self._end(f"tidemill {arguments[0]}", code)
+
+    def _end(self, what: str, code: Any) -> None:
         if code and getattr(self, "_called_from_command_line", False):
             sys.exit(code)
         if code:
-            raise CommandError(f"tidemill {arguments[0]} ended with code {code}", returncode=code)
+            raise CommandError(f"{what} ended with code {code}", returncode=code)
 
     def _develop(self, arguments: list[str], app: str) -> None:
         """Run ``runserver`` with a worker beside it, until a signal ends both."""
@@ -94,10 +96,7 @@ class Command(BaseCommand):
         worker = [sys.executable, "-m", "tidemill", "worker", app, "-p", "1", "--reload"]
         is_command_line = getattr(self, "_called_from_command_line", False)
         code = develop(_runserver(arguments, is_command_line), worker, _environment(app))
-        if code and is_command_line:
-            sys.exit(code)
-        if code:
-            raise CommandError(f"runserver ended with code {code}", returncode=code)
+        self._end("runserver", code)
 
 
 def _runserver(arguments: list[str], is_command_line: bool) -> list[str]:
