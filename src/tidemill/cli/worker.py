@@ -41,8 +41,7 @@ def _limits(proc: Path, mount: Path) -> Iterator[float]:
         return
     for line in lines:
         number, controllers, path = line.split(":", 2)
-        names = controllers.split(",")
-        if number != "0" and "cpu" not in names:
+        if number != "0" and "cpu" not in controllers.split(","):
             continue
         top = mount if number == "0" else mount / controllers
         if number != "0" and not top.is_dir():

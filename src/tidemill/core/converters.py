@@ -89,7 +89,7 @@ def converter_of(kind: type) -> Converter | None:
                 return _registered[base]
     if _is_model(kind):
         return _MODEL
-    if _is_array(kind):
+    if "numpy" in sys.modules and kind is _numpy("ndarray"):
         return _ARRAY
     return _NUMBER if is_number(kind) else None
 
@@ -165,10 +165,6 @@ _MODEL = Converter(
 
 def _numpy(name: str) -> Any:
     return getattr(sys.modules.get("numpy"), name, None)
-
-
-def _is_array(kind: type) -> bool:
-    return "numpy" in sys.modules and kind is _numpy("ndarray")
 
 
 def is_number(kind: type) -> bool:

@@ -156,8 +156,7 @@ def _numbers(fingerprint: str, task: str, jobs: list[Record]) -> FailureNumbers:
 
 def _found(page: Page, fingerprint: str) -> Failing:
     task = page.request.field("task") or page.request.arg("task")
-    rows = failing(page, WINDOWS[-1], kept_jobs(page))
-    for row in rows:
+    for row in failing(page, WINDOWS[-1], kept_jobs(page)):
         if row.numbers.fingerprint == fingerprint and row.numbers.task == task:
             return row
     raise NotFound(f"no failure {fingerprint[:40]} of task {task[:80]} in the last 7 days")

@@ -235,8 +235,7 @@ class Schedules:
     def remove(self, name: str) -> None:
         """Remove a schedule. Its jobs stay. The next worker stores it again if code declares it."""
         while True:
-            record = self._record(name)
-            change = Change(name, record.version, gone=True)
+            change = Change(name, self._record(name).version, gone=True)
             if self._broker.change_schedules([change])[0].done:
                 return
 

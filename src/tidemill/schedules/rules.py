@@ -148,8 +148,7 @@ def _stepped(rule: Rule, first: dt.datetime, n: int) -> dt.datetime:
 
 def instant(local: dt.datetime, tz: dt.tzinfo) -> float:
     """The moment of a local time; for a skipped time, the end of the gap."""
-    aware = local.replace(tzinfo=tz)
-    when = aware.timestamp()
+    when = local.replace(tzinfo=tz).timestamp()
     back = dt.datetime.fromtimestamp(when, tz).replace(tzinfo=None)
     if back == local:
         return when

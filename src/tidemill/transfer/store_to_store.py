@@ -182,8 +182,7 @@ def _copy(
     progress: Moved,
     tell: Callable[[Moved], None],
 ) -> None:
-    reached = target.adopted(departure.mark)
-    for number, cursor in _pages(reached):
+    for number, cursor in _pages(target.adopted(departure.mark)):
         states, goes = PASSES[number]
         what = Filter(states=states)
         while True:

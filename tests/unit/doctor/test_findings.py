@@ -32,7 +32,7 @@ from tidemill.worker.declarations import TaskDeclarations
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
-    return MovedClock(monkeypatch)
+    return MovedClock(monkeypatch, speed=0.0)
 
 
 @pytest.fixture

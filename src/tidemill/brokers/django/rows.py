@@ -84,8 +84,7 @@ def item_of(row: Sequence[Any]) -> Stored:
     (_, state, rank, due, expires, _, prune, token, holder) = row[:9]
     (linked, fresh, finished, facts, large, seq, encoded) = row[9:]
     encoded = bytes(encoded)
-    envelope = decode_envelope(encoded)
-    item = Item(envelope, seq)
+    item = Item(decode_envelope(encoded), seq)
     record = item.record
     record.state, record.rank, record.due, record.expires = STATES[state], rank, due, expires
     record.finished = item.finished_machine = finished

@@ -36,8 +36,6 @@ PIECE_COUNT, PIECE_BYTES = 1000, 16_000_000
 _LOOKS_MOST = 8  # the most looks that are kept for later pages
 _FORMS_WITHIN, _ASK_AGAIN = 5.0, 0.2  # seconds until a new queue must answer; between two questions
 
-_Sent = Callable[[Sequence[Outgoing]], None]
-
 
 class _Look:
     """The failed jobs that one reader pages through."""
@@ -71,7 +69,7 @@ class DeadLetters:
         self,
         settings: Settings,
         writer: Writer,
-        publish: _Sent,
+        publish: Callable[[Sequence[Outgoing]], None],
         make_known: Callable[[Iterable[str]], None],
     ) -> None:
         self._settings = settings

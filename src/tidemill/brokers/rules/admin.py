@@ -21,8 +21,6 @@ from tidemill.core.job import (
 
 Send = Callable[[str, Command], object]
 
-_RETRYABLE = {State.FAILED, State.CANCELLED, State.EXPIRED}
-
 
 def cancel(jobs: Jobs, job_id: str, send: Send, *, terminate: bool, purge: str) -> bool:
     """Cancel an unfinished job; a running job through its owner, and not for a purge."""
@@ -62,7 +60,7 @@ def retry(
         return False
     envelope = item.record.envelope
     again = force and item.record.state is State.SUCCEEDED and envelope.links is None
-    if again or item.record.state in _RETRYABLE:
+    if again or item.record.state in (State.FAILED, State.CANCELLED, State.EXPIRED):
         if not may_wait_anew(item):
             return False
         key = envelope.key

@@ -66,8 +66,7 @@ def turn_of(jobs: Jobs, item: Item) -> int:
 
 def _may_start(jobs: Jobs, entries: list[Ready]) -> Iterator[Ready]:
     for item, claim in _firsts(jobs, entries):
-        closed = claim is not None and _partition_opens(jobs, claim)
-        if not closed:
+        if claim is None or not _partition_opens(jobs, claim):
             yield item.record.rank, turn_of(jobs, item), item.record.envelope.id
 
 

@@ -28,7 +28,7 @@ class Alarm:
             os.set_blocking(fd, False)
         self.number = next(_numbers)
         self.rings = False
-        self.tell: Callable[[], None] = _nobody
+        self.tell: Callable[[], None] = lambda: None
 
     def ring(self) -> None:
         """End the current watch. Without a current watch, the next watch ends at once."""
@@ -47,9 +47,6 @@ class Alarm:
     def close(self) -> None:
         os.close(self.fd)
         os.close(self._write)
-
-
-def _nobody() -> None: ...
 
 
 class Ends(Protocol):

@@ -316,8 +316,7 @@ def run(
 
 
 def hook(ended: Ended, func: str) -> None:
-    mill = project_mill()
-    import_task(func)(Task.of(mill, ended.id) or Task.of_end(ended))
+    import_task(func)(Task.of(project_mill(), ended.id) or Task.of_end(ended))
 
 
 def ungroup(*task_ids: str) -> None:

@@ -165,8 +165,7 @@ def _begin_ttr(client: Client, reservation: Reservation) -> None:
 
 async def _reserve_job(port: PortState, client: Client, number: int) -> bytes:
     """Reserve a ready, delayed or buried job by its number."""
-    job_id = port.numbers.id_of(number)
-    lease = await port.lease_named(job_id)
+    lease = await port.lease_named(port.numbers.id_of(number))
     if lease is None:
         return parser.NOT_FOUND
     client.works = True

@@ -152,8 +152,7 @@ async def heartbeat(call: Call, receipt: str, body: schemas.HeartbeatIn) -> sche
     record = await _record(call, it)
     now = clock.wall()
     timeout = record.envelope.timeout
-    late = bool(timeout and record.leased and now > record.leased + timeout)
-    if late:
+    if timeout and record.leased and now > record.leased + timeout:
         if record.state is not State.RUNNING:
             raise _lost()
         return schemas.HeartbeatOut("timeout")
