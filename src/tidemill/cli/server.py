@@ -211,9 +211,6 @@ def _mill(where: str | None) -> Tidemill:
     return mill
 
 
-# -- tokens --------------------------------------------------------------------------------------
-
-
 @click.group()
 def token() -> None:
     """Manage the tokens for tidemill server --auth FILE.

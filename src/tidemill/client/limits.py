@@ -48,9 +48,6 @@ LEASE = 60.0
 """Seconds that a lease lasts after each renewal. When the process stops, the lease runs out."""
 
 
-# -- places that code holds ------------------------------------------------------------------------
-
-
 class LeaseRenewal:
     """A thread that renews leases of messages three times in :data:`LEASE` seconds.
 
@@ -223,9 +220,6 @@ class LimitHold:
         finally:
             session.take_back(owner)
         return kept
-
-
-# -- mill.limits -----------------------------------------------------------------------------------
 
 
 class Limits:

@@ -63,9 +63,6 @@ _PAUSE_MOST = 2.0  # seconds without a try after which the time of a busy store 
 PATIENCE = 5.0  # seconds that a close waits for running calls of ``get`` to end
 
 
-# -- a message -------------------------------------------------------------------------------------
-
-
 class Message:
     """A leased message. As a context manager it is acknowledged at the end, or retried on an error.
 
@@ -247,9 +244,6 @@ def settle_together(
             message._settled = True
             settled.append(message)
     return settled
-
-
-# -- taking ----------------------------------------------------------------------------------------
 
 
 def fresh_copy(envelope: Envelope, lease: Lease) -> Envelope:

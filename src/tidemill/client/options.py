@@ -308,9 +308,6 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-# -- features --------------------------------------------------------------------------------------
-
-
 class Features:
     """The features of one app's broker. ``url`` is None while the app does not know its URL."""
 

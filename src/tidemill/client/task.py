@@ -54,9 +54,6 @@ log = logging.getLogger("tidemill")
 HOOKS = {RunOn.SUCCESS: "on_success", RunOn.FAILURE: "on_failure", RunOn.ANY: "on_complete"}
 
 
-# -- hooks -----------------------------------------------------------------------------------------
-
-
 class Ended:
     """The end of a call, chain, group or flow: the first argument of every hook.
 
@@ -147,9 +144,6 @@ class Hooked:
         return changed
 
 
-# -- calls -----------------------------------------------------------------------------------------
-
-
 class PartialCall(Hooked, Generic[R]):
     """A call that may lack its first argument: a step of a chain, or a hook.
 
@@ -212,9 +206,6 @@ class Call(PartialCall[R]):
     """
 
     __slots__ = ()
-
-
-# -- tasks -----------------------------------------------------------------------------------------
 
 
 class Configured(Generic[P, R, C]):

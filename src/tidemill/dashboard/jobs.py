@@ -134,9 +134,6 @@ def _state_numbers(page: Page, query: JobQuery) -> dict[str, int]:
     return {name: number for name, number in told.items() if number is not None}
 
 
-# -- acting ----------------------------------------------------------------------------------------
-
-
 @routes.post("/jobs/act")
 def act_on_jobs(page: Page) -> Response:
     """Act on the selected jobs, or go to the preview of the action on all jobs that match."""
@@ -157,9 +154,6 @@ def act_on_jobs(page: Page) -> Response:
         what = f"{ACTIONS[name].past} jobs{target.noted}"
         page.audit(what, ", ".join(ids[:5]), done.done)
     return page.back(done.text(name), "/jobs", "ok" if done.done or not done.refused else "error")
-
-
-# -- export ----------------------------------------------------------------------------------------
 
 
 @routes.get("/jobs.{kind}", Role.VIEWER)

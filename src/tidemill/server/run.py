@@ -303,9 +303,6 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-# -- the embedded worker ---------------------------------------------------------------------------
-
-
 CLEAN, UNUSABLE = 0, 2
 """Exit codes of a worker: 0 for success, 2 for an app that no restart could load."""
 

@@ -42,9 +42,6 @@ def answer(port: PortState, client: Client, command: parser.Command) -> Answer:
     return _HANDLERS[command.verb](port, client, *command.args)
 
 
-# -- putting -------------------------------------------------------------------------------------
-
-
 async def _put(port: PortState, tube: str, job: parser.PutJob) -> bytes:
     if port.draining:
         return parser.DRAINING
@@ -67,9 +64,6 @@ async def _put(port: PortState, tube: str, job: parser.PutJob) -> bytes:
         if put.id != id_of(number):
             number = await port.numbers.of(put.id)
         return b"INSERTED %d\r\n" % number
-
-
-# -- reserving -----------------------------------------------------------------------------------
 
 
 async def reserve(port: PortState, client: Client, timeout: int | None = None) -> bytes:
@@ -175,9 +169,6 @@ async def _reserve_job(port: PortState, client: Client, number: int) -> bytes:
 def _nothing() -> None: ...
 
 
-# -- settling ------------------------------------------------------------------------------------
-
-
 async def _settle(
     port: PortState, client: Client, number: int, outcome: Outcome, **more: Any
 ) -> bool:
@@ -250,9 +241,6 @@ async def _touch(port: PortState, client: Client, number: int) -> bytes:
     return b"TOUCHED\r\n"
 
 
-# -- kicking -------------------------------------------------------------------------------------
-
-
 async def _kick(port: PortState, client: Client, count: int) -> bytes:
     kicked = await port.run(_kick_first, port, client.use.name, count)
     for job_id in kicked:
@@ -293,9 +281,6 @@ def _kick_one(port: PortState, job_id: str) -> bool:
     return port.broker.retry([job_id])[0]
 
 
-# -- looking -------------------------------------------------------------------------------------
-
-
 async def _peek(port: PortState, client: Client, number: int) -> bytes:
     record = await port.run(stats.record_of, port, number)
     return await _found(port, [record] if record else [])
@@ -317,9 +302,6 @@ async def _found(port: PortState, records: Sequence[Record]) -> bytes:
         body = body_of(port.mill, record.envelope)
         return parser.job_reply(b"FOUND", await port.numbers.of(record.envelope.id), body)
     return parser.NOT_FOUND
-
-
-# -- tubes ---------------------------------------------------------------------------------------
 
 
 def _use(port: PortState, client: Client, name: str) -> bytes:

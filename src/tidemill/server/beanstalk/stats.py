@@ -39,9 +39,6 @@ _COMMANDS = (
 )
 
 
-# -- one job -------------------------------------------------------------------------------------
-
-
 def record_of(port: PortState, number: int) -> Record | None:
     """The record of a job; None for a job that clients do not see."""
     port.come_due()
@@ -85,9 +82,6 @@ def _time_left(port: PortState, number: int, record: Record) -> int:
     if reservation is None or not reservation.ttr:  # the job is not reserved at this port
         return 0
     return max(0, int(reservation.deadline - time.monotonic()))
-
-
-# -- tubes ---------------------------------------------------------------------------------------
 
 
 def _rows(port: PortState) -> dict[str, QueueStats]:
@@ -163,9 +157,6 @@ def _tube_numbers(port: PortState, name: str) -> dict[str, int] | None:
     if not port.tubes.is_in_use(name) and not _has_jobs(port, row):
         return None
     return _counted(port, row)
-
-
-# -- the server ----------------------------------------------------------------------------------
 
 
 async def server_stats(port: PortState, client: Client) -> bytes:

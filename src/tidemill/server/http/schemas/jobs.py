@@ -375,9 +375,6 @@ class ResultOut(Struct, kw_only=True):
     traceback: str | None
 
 
-# -- topics ---------------------------------------------------------------------------------------
-
-
 class PublishQuery(PublishOptions):
     """The options of a publish; all copies have them. ``mandatory``: 404 if no queue is bound."""
 
