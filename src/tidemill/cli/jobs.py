@@ -212,7 +212,6 @@ def _attempts(record: Record) -> str:
 
 
 def _ttr(record: Record) -> str:
-    """The time that a consumer has for a message."""
     ttr = record.envelope.ttr
     if not record.envelope.is_message:
         return ""

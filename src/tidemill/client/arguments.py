@@ -191,7 +191,6 @@ def _shapes(signature: inspect.Signature) -> dict[int, tuple[frozenset[str], fro
 
 
 def _class_of(function: Callable[..., Any]) -> Any:
-    """The class in which a method was defined."""
     target: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split(".")[:-1]:
         target = getattr(target, name, None)
@@ -405,5 +404,4 @@ def _may_change(value: Any, back: Any, hint: Any) -> bool:
 
 
 def _names(hint: Any, kind: type) -> bool:
-    """True when the annotation names the class."""
     return hint is kind or any(_names(part, kind) for part in typing.get_args(hint))

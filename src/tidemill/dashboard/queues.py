@@ -211,7 +211,6 @@ def _shrinks(page: Page, stats: QueueStats, points: list[QueuePoint], seen: floa
 
 
 def _ended(point: QueuePoint) -> int:
-    """Jobs that left the queue in a minute, with any end."""
     return point.succeeded + point.failed + point.cancelled + point.expired + point.purged
 
 

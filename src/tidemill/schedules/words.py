@@ -89,7 +89,6 @@ def _span(span: str, name: str) -> str:
 
 
 def _day(day: str, weekday: str) -> str:
-    """The days of the month, the days of the week, or both."""
     parts = []
     if day == "L":
         parts.append("on the last day of the month")

@@ -268,7 +268,6 @@ def _rate(rate: float | None) -> str:
 
 
 def _sparkline(points: Sequence[float]) -> str:
-    """Rates as bars. The largest of these rates has the highest bar."""
     most = max(points, default=0.0) or 1.0
     return "".join(_BARS[round(point / most * 7)] for point in points)
 

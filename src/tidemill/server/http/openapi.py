@@ -244,7 +244,6 @@ _BOUNDS = {"minimum": "at least"} | dict.fromkeys(("maximum", "maxLength", "maxI
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """The values of a field, in plain words."""
     if "enum" in schema:
         return ", ".join(schema["enum"])
     if "type" not in schema:

@@ -198,7 +198,6 @@ def _token_ended() -> Problem:
 
 
 def _problem_of_starlette(exchange: Exchange, error: HTTPException) -> Problem | None:
-    """The problem for an error of Starlette's own routes."""
     if error.status_code == 405:
         return not_allowed(dict(error.headers or {}).get("Allow", "").split(", "))
     if error.status_code == 404:

@@ -55,7 +55,6 @@ async def put_schedule(call: Call, name: str, body: ScheduleIn) -> ScheduleOut:
 
 
 def _given(body: ScheduleIn, names: Sequence[str]) -> dict[str, Any]:
-    """The options with a value."""
     values = ((name, getattr(body, name)) for name in names)
     given = {name: value for name, value in values if value is not None and value is not False}
     return given | {name: int(given[name]) for name in ("repeats", "retries") if name in given}
