@@ -298,7 +298,7 @@ _PLAIN = {
     "tolist": "value.tolist()",
     "model_dump": "value.model_dump()",
     "keys": "dict(value)",
-    "__html__": "str.__str__(value), as the annotation str does",
+    "__html__": "str.__str__(value)",
 }
 """By an attribute of the value, the expression that makes plain data of it."""
 

@@ -575,5 +575,7 @@ def _members_of(store: JobStore, record: Record) -> list[Record]:
     prefix, found = f"{record.envelope.id}.", list[Record]()
     for states in ({State.FAILED}, {State.CANCELLED, State.EXPIRED}):
         ended = Filter(states=frozenset(states), id_prefix=prefix)
-        found = found or store.find(ended, limit=MOST_LOOKED_AT).records
-    return sorted((record for record in found if not is_hook(record)), key=was_dropped)
+        found = found or [
+            one for one in store.find(ended, limit=MOST_LOOKED_AT).records if not is_hook(one)
+        ]
+    return sorted(found, key=was_dropped)

@@ -288,7 +288,7 @@ class Job(Generic[R]):
         """The error of a job that did not succeed; its cause is the failed job before this job."""
         record = self._ended(record)
         cause = cause_of(self._runtime.job_store, record)
-        if cause is not None and record.envelope.task == GROUP:
+        if cause is not None and cause.state is State.FAILED and record.envelope.task == GROUP:
             record, cause = cause, None
         job_id = record.envelope.id
         why = record.error if cause is None else f"{record.error}; {cause_text(cause)}"

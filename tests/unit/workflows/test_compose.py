@@ -380,6 +380,18 @@ def test_a_map_is_one_list_in_order(both: Tasks) -> None:
     assert both.run(map_many(both.inc.using(priority=1), iter([(1, 5), 2]))).result(0) == [6, 3]
 
 
+def test_a_failed_hook_does_not_hide_the_member_that_ended_its_group(tasks: Tasks) -> None:
+    handle = tasks.mill.enqueue(
+        group([tasks.inc.call(1).using(delay=900), tasks.inc.call(2)]).on_failure(tasks.boom)
+    )
+    first = tasks.mill.job(f"{handle.id}.0000000")
+    assert first.cancel()
+    run_all(tasks.mill)
+    with pytest.raises(JobFailed, match=f"{first.id}, which was cancelled"):
+        tasks.mill.job(handle.id).result()
+    assert tasks.mill.job(handle.id).state is FAILED
+
+
 def test_a_group_is_found_again_by_its_id(tasks: Tasks) -> None:
     handle = tasks.run(map_many(tasks.inc, range(3)).using(id="nightly"))
     assert handle.id == "nightly"
