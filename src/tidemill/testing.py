@@ -102,10 +102,17 @@ def run_all(
         TidemillError: the worker could not serve, a job did not end, or a job was scheduled again
             and again.
     """
+    stuck = set[tuple[str, int]]()
     for _ in range(MOST_ROUNDS):
         _run_ready(mill, concurrency, queues)
-        if not scheduled or not _retry_scheduled(mill, queues):
+        if not scheduled:
             return
+        retried = _retry_scheduled(mill, queues)
+        # Some of these jobs have come due after the round. A job that two rounds leave cannot run.
+        ready = {(r.envelope.id, r.current_attempt) for r in _tasks(mill, State.READY, queues)}
+        if not retried and ready <= stuck:
+            return
+        stuck = ready
     raise TidemillError(f"jobs were still put off after {MOST_ROUNDS} rounds; they may never end")
 
 
@@ -171,16 +178,19 @@ def _accepted(mill: Tidemill) -> int:
 
 def _retry_scheduled(mill: Tidemill, queues: Sequence[str]) -> bool:
     """Make scheduled tasks ready; True if there were any. They keep their number of attempts."""
-    what = Filter(states=frozenset({State.SCHEDULED}))
-    ids, cursor = [], ""
+    found = _tasks(mill, State.SCHEDULED, queues)
+    return any(mill.broker.retry([r.envelope.id for r in found if not waits_for_its_task(r)]))
+
+
+def _tasks(mill: Tidemill, state: State, queues: Sequence[str]) -> Iterator[Record]:
+    what, cursor = Filter(states=frozenset({state})), ""
     while True:
         page = mill.jobs(what).page(limit=500, cursor=cursor)
-        known = [r for r in page.records if not waits_for_its_task(r)]
-        tasks = [r.envelope for r in known if not r.envelope.is_message]
-        ids += [task.id for task in tasks if not queues or task.queue in queues]
+        tasks = (r for r in page.records if not r.envelope.is_message)
+        yield from (r for r in tasks if not queues or r.envelope.queue in queues)
         cursor = page.cursor
         if not cursor:
-            return any(mill.broker.retry(ids))
+            return
 
 
 def _run_ready(mill: Tidemill, concurrency: int, queues: Sequence[str]) -> None:

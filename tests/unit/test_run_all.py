@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from tidemill import ResultTimeout, Retries, Snooze, State, Tidemill, TidemillError, this_job
+from tidemill import (
+    ResultTimeout,
+    Retries,
+    Snooze,
+    State,
+    Tidemill,
+    TidemillError,
+    testing,
+    this_job,
+)
 from tidemill.testing import join, run_all, worker
 
 
@@ -44,6 +53,33 @@ def test_only_the_queues_asked_for(mill: Tidemill) -> None:
     here, there = (task.using(queue=q, delay=3600).enqueue("abc") for q in ("here", "there"))
     run_all(mill, queues=["here"], scheduled=True)
     assert (here.state, there.state) == (State.SUCCEEDED, State.SCHEDULED)
+
+
+def test_a_retry_that_comes_due_between_two_rounds_runs(
+    mill: Tidemill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_ready, rounds = testing._run_ready, list[int]()
+
+    def round_and_pause(*args: Any) -> None:
+        run_ready(*args)
+        rounds.append(1)
+        mill.broker.retry([job.id] if len(rounds) < 3 else [])  # as its time would
+
+    @mill.task(retries=Retries(2, delay=3600))
+    def fails() -> None:
+        raise ConnectionError
+
+    job = fails.enqueue()
+    monkeypatch.setattr(testing, "_run_ready", round_and_pause)
+    run_all(mill, scheduled=True)
+    assert (job.state, len(job.attempts)) == (State.FAILED, 3)
+
+
+def test_a_ready_job_that_cannot_run_is_left(mill: Tidemill) -> None:
+    job = mill.task(len).using(delay=3600).enqueue("abc")
+    mill.queue("default").pause()
+    run_all(mill, scheduled=True)
+    assert job.state is State.READY
 
 
 def test_a_job_that_never_ends_is_given_up(
